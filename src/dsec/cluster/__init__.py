@@ -1,0 +1,1 @@
+"""The services between clients and edges."""

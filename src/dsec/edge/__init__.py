@@ -1,0 +1,1 @@
+"""One node: API, lifecycle, journal, operations, backends."""

@@ -1,0 +1,1 @@
+"""What an edge hands out and takes back."""

@@ -1,0 +1,1 @@
+"""Import, build, verify and mount layers."""

@@ -1,0 +1,65 @@
+"""Layers, manifests and images: what an environment is composed of (paper: base, workspace, toolkit)."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+__all__ = ["Blob", "Composition", "ImageConfig", "LayerKind", "LayerManifest"]
+
+
+class LayerKind(StrEnum):
+    """base: the lowest, with the image's config; workspace: the task; toolkit: tools on top; data: mounted at a path."""
+
+    BASE = "base"
+    WORKSPACE = "workspace"
+    TOOLKIT = "toolkit"
+    DATA = "data"
+
+
+class Blob(Struct, frozen=True, kw_only=True):
+    """A content-addressed file: `digest` as "sha256:<64 hex>", `size` in bytes."""
+
+    digest: str
+    size: int
+
+
+class ImageConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The part of the OCI image config that a sandbox honours; env as "K=V" in order. Source: OCI image spec, config.md."""
+
+    env: tuple[str, ...] = ()
+    user: str = ""
+    working_dir: str = ""
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
+    architecture: str = ""
+    os: str = ""
+
+
+class LayerManifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A layer: an EROFS metadata image and the data blob its chunks lie in, both named by digest.
+
+    The manifest's own digest (sha256 of its canonical JSON) is the layer's name for machines. `files` is the blob with the
+    per-file hashes that `verify` reads back. `chunk_bytes`: unit of the data blob's chunk hashes. `hash_root`: sha256
+    over the chunk hashes of the data blob in order. `origin`: where it was imported from, for people.
+    """
+
+    kind: LayerKind
+    meta: Blob
+    data: Blob
+    files: Blob
+    chunk_bytes: int
+    hash_root: str
+    entries: int
+    content_bytes: int
+    config: ImageConfig = ImageConfig()
+    origin: str = ""
+    created: float = 0.0
+    schema_version: int = 1
+
+
+class Composition(Struct, frozen=True, kw_only=True):
+    """Layer digests of an environment, lowest first: base, workspace, toolkits in the order asked; and the base's config."""
+
+    layers: tuple[str, ...]
+    config: ImageConfig

@@ -1,0 +1,1 @@
+"""The typed interfaces between rooms: Protocols only, in process or over HTTP alike."""

@@ -1,0 +1,51 @@
+"""What all four backends share. Values cross it, never implementations."""
+
+from typing import Protocol
+
+from dsec.model.plan import Capabilities, Handle, Life, Plan, Usage
+from dsec.ports.agent import Agent
+
+__all__ = ["Backend", "BackendFailure", "Started"]
+
+from msgspec import Struct
+
+from dsec.model.outcome import End
+from dsec.model.plan import Aftermath
+
+
+class Started(Struct, frozen=True):
+    """A started sandbox: seconds of each phase of the start, in order."""
+
+    phases: dict[str, float]
+
+
+class BackendFailure(Exception):
+    """A backend could not do it. `aftermath` says what is left; `end` is the class of the sandbox's end."""
+
+    def __init__(self, detail: str, *, aftermath: Aftermath, end: End) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.aftermath = aftermath
+        self.end = end
+
+
+class Backend(Protocol):
+    """One kind of sandbox on one node.
+
+    `reserve` names everything that `start` will make, and makes nothing but that claim: its Handle is journalled before
+    `start`, so that the undo is owed before anything exists. `stop` takes a handle in any state, any number of times, and
+    leaves nothing. `adopt` asks the kernel, not memory, after the edge was away. `agent` speaks to the sandbox's aether.
+    `wait_end` returns when the sandbox has died by itself, and says how. All raise BackendFailure only.
+    """
+
+    @property
+    def offers(self) -> Capabilities: ...
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+    def reserve(self, plan: Plan) -> Handle: ...
+    async def start(self, plan: Plan, handle: Handle) -> Started: ...
+    async def adopt(self, handle: Handle) -> Life: ...
+    def agent(self, handle: Handle) -> Agent: ...
+    async def wait_end(self, handle: Handle) -> tuple[End, str]: ...
+    async def stop(self, handle: Handle) -> None: ...
+    async def usage(self, handle: Handle) -> Usage: ...

@@ -1,0 +1,1 @@
+"""Decisions as pure functions. No async, clock, randomness or I/O."""

@@ -1,0 +1,1 @@
+"""libdsec: the client."""

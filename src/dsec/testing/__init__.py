@@ -1,0 +1,1 @@
+"""Public: fakes, virtual clock, suites."""
