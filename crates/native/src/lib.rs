@@ -1,0 +1,11 @@
+//! `dsec._core`: converts, releases the interpreter lock, maps errors. One list of exports, nothing else.
+
+mod error;
+mod mount;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    mount::export(module)
+}
