@@ -37,7 +37,7 @@ class ImageConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LayerManifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A layer: an EROFS metadata image and the data blob its chunks lie in, both named by digest.
+    """A layer: a metadata image and the data blob its chunks lie in, both named by digest.
 
     The manifest's own digest (sha256 of its canonical JSON) is the layer's name for machines. `files` is the blob with the
     per-file hashes that `verify` reads back. `chunk_bytes`: unit of the data blob's chunk hashes. `hash_root`: sha256
