@@ -28,7 +28,8 @@ class Tree(RuleBasedStateMachine):
         parent = data.draw(st.sampled_from(sorted(self.accounts)))
         path = f"{parent}/{name}"
         try:
-            giver, taker = delegate(self.accounts[parent], self.accounts.get(path), quota, path)
+            below = [a.quota for p, a in self.accounts.items() if parent_of(p) == path]
+            giver, taker = delegate(self.accounts[parent], self.accounts.get(path), quota, path, below)
         except (QuotaExceeded, InvalidArgument):
             return
         self.accounts[parent], self.accounts[path] = giver, taker

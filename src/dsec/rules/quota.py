@@ -5,6 +5,7 @@ stay within its quota, and only the project's own record has to be looked at whe
 """
 
 import math
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -84,11 +85,13 @@ def release(account: Account, held: Amount) -> Account:
     return Account(quota=account.quota, used=_add(account.used, held, -1), delegated=account.delegated)
 
 
-def delegate(parent: Account, child: Account | None, quota: Quota, project: str) -> tuple[Account, Account]:
-    """Parent and child after the child's quota became `quota` (`child` None: it is new).
+def delegate(
+    parent: Account, child: Account | None, quota: Quota, project: str, below: Iterable[Quota] = ()
+) -> tuple[Account, Account]:
+    """Parent and child after the child's quota became `quota` (`child` None: it is new; `below`: its children's quotas).
 
     Raises QuotaExceeded where the parent has not that much left, or where the child already holds more than `quota`;
-    InvalidArgument for a negative number, or for no bound where the parent has one.
+    InvalidArgument for a negative number, or for no bound below a bound.
     """
     for name in DIMENSIONS:
         value = getattr(quota, name)
@@ -100,16 +103,15 @@ def delegate(parent: Account, child: Account | None, quota: Quota, project: str)
     delegated = _add(_add(parent.delegated, before, -1), _bounded(quota))
     giver = Account(quota=parent.quota, used=parent.used, delegated=delegated)
     taker = Account(quota=quota, used=child.used, delegated=child.delegated) if child else Account(quota=quota)
-    _check_bounds_below(taker, child)
+    _check_bounds_below(quota, below)
     return _check(giver, project.rpartition("/")[0] or project), _check(taker, project)
 
 
-def _check_bounds_below(taker: Account, child: Account | None) -> None:
-    if child is None:
-        return
+def _check_bounds_below(quota: Quota, below: Iterable[Quota]) -> None:
+    children = tuple(below)
     for name in DIMENSIONS:
-        if getattr(child.quota, name) is None and getattr(taker.quota, name) is not None:
-            raise InvalidArgument(f"{name} cannot become bounded while the project is in use", field=f"quota.{name}")
+        if getattr(quota, name) is not None and any(getattr(child, name) is None for child in children):
+            raise InvalidArgument(f"a subproject's {name} are not bounded: bound them first", field=f"quota.{name}")
 
 
 def close(parent: Account, child: Account) -> Account:
