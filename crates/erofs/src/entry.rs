@@ -146,11 +146,7 @@ impl Entry {
             return refuse("nanoseconds of a second or more");
         }
         match self.kind {
-            Kind::Symlink
-                if self.target.is_empty()
-                    || self.target.len() > 4095
-                    || self.target.contains(&0) =>
-            {
+            Kind::Symlink if self.target.is_empty() || self.target.len() > 4095 || self.target.contains(&0) => {
                 refuse("symlink target empty, over 4095 bytes or with a NUL")
             }
             Kind::Char | Kind::Block if self.rdev.0 >= 1 << 12 || self.rdev.1 >= 1 << 20 => {
@@ -158,10 +154,7 @@ impl Entry {
             }
             Kind::Dir if self.group != 0 => refuse("a directory cannot be hard-linked"),
             Kind::File if self.size > 0 => {
-                let end = self
-                    .offset
-                    .checked_add(self.size)
-                    .map(|e| e.div_ceil(crate::BLOCK));
+                let end = self.offset.checked_add(self.size).map(|e| e.div_ceil(crate::BLOCK));
                 if self.offset % crate::BLOCK != 0 {
                     refuse("data not at a block boundary")
                 } else if end.is_none_or(|e| e > data_blocks) {

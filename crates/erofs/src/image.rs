@@ -61,33 +61,14 @@ fn describe(node: &Node<'_>, place: &Place, first_own: u32) -> (Format, u32, u64
     let own = first_own + place.blocks as u32;
     let entry = node.entry;
     match &place.data {
-        Data::None if matches!(entry.kind, Kind::Char | Kind::Block) => {
-            (Format::Plain, device_number(entry.rdev), 0)
-        }
-        Data::None => (
-            Format::Plain,
-            if entry.kind == Kind::File {
-                NO_BLOCK
-            } else {
-                0
-            },
-            0,
-        ),
+        Data::None if matches!(entry.kind, Kind::Char | Kind::Block) => (Format::Plain, device_number(entry.rdev), 0),
+        Data::None => (Format::Plain, if entry.kind == Kind::File { NO_BLOCK } else { 0 }, 0),
         Data::Chunks { bits, .. } => (Format::Chunked, bits | CHUNK_INDEXES, entry.size),
         Data::Target { inline: true } => (Format::Inline, NO_BLOCK, entry.target.len() as u64),
         Data::Target { inline: false } => (Format::Plain, own, entry.target.len() as u64),
-        Data::Names {
-            shape,
-            inline: true,
-        } if shape.ends.len() == 1 => (Format::Inline, NO_BLOCK, shape.size()),
-        Data::Names {
-            shape,
-            inline: true,
-        } => (Format::Inline, own, shape.size()),
-        Data::Names {
-            shape,
-            inline: false,
-        } => (Format::Plain, own, shape.size()),
+        Data::Names { shape, inline: true } if shape.ends.len() == 1 => (Format::Inline, NO_BLOCK, shape.size()),
+        Data::Names { shape, inline: true } => (Format::Inline, own, shape.size()),
+        Data::Names { shape, inline: false } => (Format::Plain, own, shape.size()),
     }
 }
 
@@ -96,16 +77,8 @@ fn write_inode(image: &mut [u8], node: &Node<'_>, place: &Place, number: usize, 
     let at = place.position as usize;
     let (format, union, size) = describe(node, place, first_own);
     put(image, at, &(format as u16).to_le_bytes());
-    put(
-        image,
-        at + 2,
-        &xattr::count(&place.xattrs).unwrap_or(0).to_le_bytes(),
-    );
-    put(
-        image,
-        at + 4,
-        &(entry.kind.mode_bits() | entry.mode).to_le_bytes(),
-    );
+    put(image, at + 2, &xattr::count(&place.xattrs).unwrap_or(0).to_le_bytes());
+    put(image, at + 4, &(entry.kind.mode_bits() | entry.mode).to_le_bytes());
     put(image, at + 8, &size.to_le_bytes());
     put(image, at + 16, &union.to_le_bytes());
     put(image, at + 20, &(number as u32 + 1).to_le_bytes());
@@ -143,18 +116,13 @@ fn write_names(image: &mut [u8], nodes: &[Node<'_>], layout: &Layout, number: us
         content.len()
     };
     put(image, own, &content[..outside]);
-    put(
-        image,
-        (place.position + place.head()) as usize,
-        &content[outside..],
-    );
+    put(image, (place.position + place.head()) as usize, &content[outside..]);
 }
 
-fn write_super(image: &mut [u8], options: &Options, inodes: u64, blocks: u32, data_blocks: u32) {
+fn write_super(image: &mut [u8], options: &Options, inodes: u64, root: u16, blocks: u32, data_blocks: u32) {
     put(image, SUPER, &MAGIC.to_le_bytes());
     put(image, SUPER + 8, &COMPAT_CHECKSUM_MTIME.to_le_bytes());
     put(image, SUPER + 12, &[BLOCK.trailing_zeros() as u8]);
-    let root = ((SUPER + SUPER_SIZE + DEVICE_SLOT) as u64 / SLOT) as u16;
     put(image, SUPER + 14, &root.to_le_bytes());
     put(image, SUPER + 16, &inodes.to_le_bytes());
     put(image, SUPER + 36, &blocks.to_le_bytes());
@@ -187,16 +155,14 @@ pub fn build(entries: &[Entry], options: &Options) -> Result<Vec<u8>, Error> {
             Data::Chunks { bits, count } => write_chunks(&mut image, node, place, bits, count),
             Data::Target { inline } => {
                 let own = (layout.inode_blocks + place.blocks) * BLOCK;
-                let at = if inline {
-                    place.position + place.head()
-                } else {
-                    own
-                };
+                let at = if inline { place.position + place.head() } else { own };
                 put(&mut image, at as usize, &node.entry.target);
             }
             Data::Names { .. } => write_names(&mut image, &nodes, &layout, number),
         }
     }
-    write_super(&mut image, options, nodes.len() as u64, blocks, data_blocks);
+    // The root is laid out first, so its number is small whatever its own size.
+    let root = layout.places.first().map_or(0, |place| place.position / SLOT) as u16;
+    write_super(&mut image, options, nodes.len() as u64, root, blocks, data_blocks);
     Ok(image)
 }

@@ -74,10 +74,7 @@ pub(crate) fn names<'a>(nodes: &[Node<'a>], number: usize) -> Vec<Name<'a>> {
 
 fn chunks(size: u64) -> Data {
     let blocks = size.div_ceil(BLOCK);
-    let bits = blocks
-        .next_power_of_two()
-        .trailing_zeros()
-        .min(MAX_CHUNK_BITS);
+    let bits = blocks.next_power_of_two().trailing_zeros().min(MAX_CHUNK_BITS);
     Data::Chunks {
         bits,
         count: blocks.div_ceil(1 << bits),
@@ -126,10 +123,8 @@ pub(crate) fn lay_out(nodes: &[Node<'_>], start: u64) -> Result<Layout, Error> {
         let xattrs = xattr::body(node.entry)?;
         let head = INODE + xattrs.len() as u64;
         let (data, tail, blocks) = data(nodes, number, head);
-        let one_block = matches!(
-            data,
-            Data::Target { inline: true } | Data::Names { inline: true, .. }
-        ) || head <= BLOCK;
+        let one_block =
+            matches!(data, Data::Target { inline: true } | Data::Names { inline: true, .. }) || head <= BLOCK;
         // Inline data must not cross a block; keeping a small inode in one block too saves the reader a second page.
         let whole = if matches!(data, Data::Chunks { .. }) {
             head

@@ -20,8 +20,7 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
 }
 
 fn check_name(entry: &Entry, name: &[u8]) -> Result<(), Error> {
-    let bad =
-        name.is_empty() || name.len() > 255 || name == b"." || name == b".." || name.contains(&0);
+    let bad = name.is_empty() || name.len() > 255 || name == b"." || name == b".." || name.contains(&0);
     if bad || entry.path.first() == Some(&b'/') {
         return Err(Error::Path(entry.shown()));
     }
@@ -41,9 +40,7 @@ fn ordered(entries: &[Entry]) -> Result<Vec<&Entry>, Error> {
 /// The inodes, root first, then directory by directory.
 pub(crate) fn grow(entries: &[Entry], data_blocks: u64) -> Result<Vec<Node<'_>>, Error> {
     let sorted = ordered(entries)?;
-    let root = sorted
-        .first()
-        .filter(|e| e.path.is_empty() && e.kind == Kind::Dir);
+    let root = sorted.first().filter(|e| e.path.is_empty() && e.kind == Kind::Dir);
     let root = *root.ok_or_else(|| Error::NoParent(String::new()))?;
     root.check(data_blocks)?;
     let mut nodes = vec![Node {
@@ -72,10 +69,7 @@ pub(crate) fn grow(entries: &[Entry], data_blocks: u64) -> Result<Vec<Node<'_>>,
             Slot::Occupied(slot) if entry.group != 0 => {
                 let number = *slot.get();
                 if nodes[number].entry.kind != entry.kind {
-                    return Err(Error::Value(
-                        entry.shown(),
-                        "hard link of another kind than its group",
-                    ));
+                    return Err(Error::Value(entry.shown(), "hard link of another kind than its group"));
                 }
                 nodes[number].links += 1;
                 number
@@ -87,10 +81,7 @@ pub(crate) fn grow(entries: &[Entry], data_blocks: u64) -> Result<Vec<Node<'_>>,
                 }
                 let source = first_of_group.get(&entry.group).copied().unwrap_or(entry);
                 if source.kind != entry.kind {
-                    return Err(Error::Value(
-                        entry.shown(),
-                        "hard link of another kind than its group",
-                    ));
+                    return Err(Error::Value(entry.shown(), "hard link of another kind than its group"));
                 }
                 let links = if entry.kind == Kind::Dir { 2 } else { 1 };
                 nodes.push(Node {

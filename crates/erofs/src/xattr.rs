@@ -16,8 +16,7 @@ const NAMESPACES: [(&[u8], u8, bool); 5] = [
 fn split(name: &[u8]) -> Option<(u8, &[u8])> {
     NAMESPACES.iter().find_map(|(prefix, index, whole)| {
         let rest = name.strip_prefix(*prefix)?;
-        (rest.is_empty() == *whole && rest.len() <= 255 && !rest.contains(&0))
-            .then_some((*index, rest))
+        (rest.is_empty() == *whole && rest.len() <= 255 && !rest.contains(&0)).then_some((*index, rest))
     })
 }
 
@@ -34,12 +33,9 @@ pub(crate) fn body(entry: &Entry) -> Result<Vec<u8>, Error> {
         return Err(refuse("an extended attribute is listed twice"));
     }
     for xattr in sorted {
-        let (index, rest) = split(&xattr.name)
-            .ok_or_else(|| refuse("extended attribute of an unknown namespace"))?;
-        let size = u16::try_from(xattr.value.len())
-            .map_err(|_| refuse("extended attribute over 65535 bytes"))?;
-        let length = u8::try_from(rest.len())
-            .map_err(|_| refuse("extended attribute with an over-long name"))?;
+        let (index, rest) = split(&xattr.name).ok_or_else(|| refuse("extended attribute of an unknown namespace"))?;
+        let size = u16::try_from(xattr.value.len()).map_err(|_| refuse("extended attribute over 65535 bytes"))?;
+        let length = u8::try_from(rest.len()).map_err(|_| refuse("extended attribute with an over-long name"))?;
         out.extend_from_slice(&[length, index]);
         out.extend_from_slice(&size.to_le_bytes());
         out.extend_from_slice(rest);

@@ -87,21 +87,14 @@ impl Reader<'_> {
                 out.push((block[from..to].to_vec(), nid * 32, d[10]));
             }
         }
-        assert!(
-            out.windows(2).all(|w| w[0].0 < w[1].0),
-            "names out of order"
-        );
+        assert!(out.windows(2).all(|w| w[0].0 < w[1].0), "names out of order");
         out
     }
     fn xattrs(&self, inode: usize) -> BTreeMap<Vec<u8>, Vec<u8>> {
         let mut out = BTreeMap::new();
         let (mut at, end) = (inode + 64 + 12, inode + 64 + self.xattr_size(inode));
         while at < end {
-            let (name, index, value) = (
-                self.0[at] as usize,
-                self.0[at + 1],
-                self.u16(at + 2) as usize,
-            );
+            let (name, index, value) = (self.0[at] as usize, self.0[at + 1], self.u16(at + 2) as usize);
             let prefix: &[u8] = match index {
                 1 => b"user.",
                 2 => b"system.posix_acl_access",
@@ -135,9 +128,7 @@ impl Reader<'_> {
         (out.mtime, out.mtime_ns) = (self.u64(inode + 32) as i64, self.u32(inode + 40));
         let raw = self.u32(inode + 16);
         match kind {
-            Kind::Char | Kind::Block => {
-                out.rdev = (raw >> 8 & 0xfff, raw & 0xff | raw >> 12 & 0xf_ff00)
-            }
+            Kind::Char | Kind::Block => out.rdev = (raw >> 8 & 0xfff, raw & 0xff | raw >> 12 & 0xf_ff00),
             Kind::Symlink => out.target = self.data(inode),
             Kind::File => out.size = self.u64(inode + 8),
             _ => {}
@@ -193,8 +184,7 @@ fn check_round_trip(entries: &[Entry]) {
     let image = build(entries, &OPTIONS).unwrap();
     let back = read(&image);
     assert_eq!(back.len(), entries.len());
-    let mut given: HashMap<&[u8], &Entry> =
-        entries.iter().map(|e| (e.path.as_slice(), e)).collect();
+    let mut given: HashMap<&[u8], &Entry> = entries.iter().map(|e| (e.path.as_slice(), e)).collect();
     let mut inode_of_group = HashMap::new();
     for (found, links, inode) in &back {
         let mut wanted = given.remove(found.path.as_slice()).unwrap().clone();
@@ -204,10 +194,7 @@ fn check_round_trip(entries: &[Entry]) {
                 path: wanted.path,
                 ..first.clone()
             };
-            assert_eq!(
-                *inode_of_group.entry(wanted.group).or_insert(*inode),
-                *inode
-            );
+            assert_eq!(*inode_of_group.entry(wanted.group).or_insert(*inode), *inode);
             assert_eq!(
                 *links as usize,
                 entries.iter().filter(|e| e.group == wanted.group).count()
@@ -224,8 +211,7 @@ fn check_round_trip(entries: &[Entry]) {
 #[test]
 fn holds_the_extremes_of_each_field() {
     let mut file = entry("d/f", Kind::File);
-    (file.offset, file.size, file.uid, file.gid, file.mode) =
-        (8192, 4097, u32::MAX - 1, 1 << 21, 0o6755);
+    (file.offset, file.size, file.uid, file.gid, file.mode) = (8192, 4097, u32::MAX - 1, 1 << 21, 0o6755);
     (file.mtime, file.mtime_ns) = (-2_177_452_801, 999_999_999);
     file.xattrs.push(Xattr {
         name: b"user.long".to_vec(),
@@ -257,10 +243,7 @@ fn holds_the_extremes_of_each_field() {
 fn large_directories_and_many_links() {
     let mut all = vec![entry("", Kind::Dir), entry("big", Kind::Dir)];
     for i in 0..5000 {
-        let mut e = entry(
-            &format!("big/{:0>width$}", i, width = 4 + i % 200),
-            Kind::File,
-        );
+        let mut e = entry(&format!("big/{:0>width$}", i, width = 4 + i % 200), Kind::File);
         e.group = if i % 5 == 0 { 9 } else { 0 };
         all.push(e);
     }
@@ -268,19 +251,24 @@ fn large_directories_and_many_links() {
 }
 
 #[test]
+fn a_root_of_any_size() {
+    for count in [0, 100, 150, 200, 250, 10_000] {
+        let mut all = vec![entry("", Kind::Dir)];
+        all.extend((0..count).map(|i| entry(&format!("dir{i}"), Kind::Dir)));
+        check_round_trip(&all);
+        let image = build(&all, &OPTIONS).unwrap();
+        assert_eq!(read(&image)[0].1, 2 + count);
+    }
+}
+
+#[test]
 fn refuses_by_name() {
     let root = entry("", Kind::Dir);
     let refused = |extra: Entry| build(&[root.clone(), extra], &OPTIONS).unwrap_err();
-    assert!(matches!(
-        refused(entry("a/b", Kind::File)),
-        Error::NoParent(_)
-    ));
+    assert!(matches!(refused(entry("a/b", Kind::File)), Error::NoParent(_)));
     for bad in ["/a", "a/", ".", "..", "a\0b", &"x".repeat(256)] {
         assert!(
-            matches!(
-                refused(entry(bad, Kind::File)),
-                Error::Path(_) | Error::NoParent(_)
-            ),
+            matches!(refused(entry(bad, Kind::File)), Error::Path(_) | Error::NoParent(_)),
             "{bad:?}"
         );
     }

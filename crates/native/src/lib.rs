@@ -1,5 +1,6 @@
 //! `dsec._core`: converts, releases the interpreter lock, maps errors. One list of exports, nothing else.
 
+mod erofs;
 mod error;
 mod mount;
 
@@ -7,5 +8,6 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    erofs::export(module)?;
     mount::export(module)
 }
