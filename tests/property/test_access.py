@@ -38,7 +38,10 @@ def test_delegation_never_grows(own: str, held: frozenset[str], project: str, gi
         assert may(own, held, permission, project)
 
 
-@pytest.mark.parametrize("bad", ["", "/", "team", "root/", "root//a", "root/A", "root/..", "root/a b", "root/-a", "root/a\n", "root" + "/a" * 16])
+@pytest.mark.parametrize(
+    "bad",
+    ["", "/", "team", "root/", "root//a", "root/A", "root/..", "root/a b", "root/-a", "root/a\n", "root" + "/a" * 16],
+)
 def test_bad_paths_are_refused(bad: str) -> None:
     with pytest.raises(InvalidArgument):
         check_project_path(bad)

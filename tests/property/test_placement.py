@@ -16,7 +16,9 @@ candidate = st.builds(
     Candidate,
     edge=st.integers(0, 9),
     healthy=st.booleans(),
-    backends=st.sampled_from([CONTAINER, (), (Capabilities(backend="container", available=False, why_not={"x": "no btrfs"}),)]),
+    backends=st.sampled_from(
+        [CONTAINER, (), (Capabilities(backend="container", available=False, why_not={"x": "no btrfs"}),)]
+    ),
     sandboxes=st.integers(0, 4),
     sandbox_capacity=st.integers(0, 4),
     memory_bytes=st.integers(0, 8).map(lambda n: n * 512 * MIB),
@@ -45,7 +47,9 @@ def test_what_is_chosen_fits(edges: list[Candidate], spec: SandboxSpec, nonce: i
 
 
 @given(candidates, spec, nonce, st.data())
-def test_more_room_never_turns_yes_to_no(edges: list[Candidate], spec: SandboxSpec, nonce: int, data: st.DataObject) -> None:
+def test_more_room_never_turns_yes_to_no(
+    edges: list[Candidate], spec: SandboxSpec, nonce: int, data: st.DataObject
+) -> None:
     if answer(edges, spec, nonce) is None:
         return
     index = data.draw(st.integers(0, len(edges) - 1))
@@ -66,7 +70,13 @@ def test_with_k_of_all_the_least_loaded_is_taken(edges: list[Candidate], spec: S
 
 def make(edge: int, **changes: object) -> Candidate:
     empty = Candidate(
-        edge=edge, healthy=True, backends=CONTAINER, sandboxes=0, sandbox_capacity=1000, memory_bytes=1000 * 512 * MIB, memory_committed=0
+        edge=edge,
+        healthy=True,
+        backends=CONTAINER,
+        sandboxes=0,
+        sandbox_capacity=1000,
+        memory_bytes=1000 * 512 * MIB,
+        memory_committed=0,
     )
     return msgspec.structs.replace(empty, **changes)
 
@@ -85,7 +95,13 @@ def test_own_placements_spread_before_the_next_report() -> None:
 def test_refusals_are_named() -> None:
     asked = SandboxSpec(container_image="x")
     with pytest.raises(Unsupported, match="no btrfs"):
-        choose([make(1, backends=(Capabilities(backend="container", available=False, why_not={"pool": "no btrfs"}),))], asked, k=2, nonce=0, retry_after=1.0)
+        choose(
+            [make(1, backends=(Capabilities(backend="container", available=False, why_not={"pool": "no btrfs"}),))],
+            asked,
+            k=2,
+            nonce=0,
+            retry_after=1.0,
+        )
     with pytest.raises(Unsupported, match="network"):
         choose([make(1)], SandboxSpec(container_image="x", network_rules={"pypi": True}), k=2, nonce=0, retry_after=1.0)
     with pytest.raises(Unsupported, match="memory_limit_mb"):

@@ -13,7 +13,9 @@ from dsec.rules.quota import DIMENSIONS, Account, amount_of, close, delegate, re
 
 number = st.integers(-1, 12)
 quota = st.builds(Quota, **{name: st.none() | number for name in DIMENSIONS})
-amount = st.builds(Amount, sandboxes=st.just(1), memory_mb=st.integers(0, 6), cpu_milli=st.integers(0, 6), disk_mb=st.integers(0, 6))
+amount = st.builds(
+    Amount, sandboxes=st.just(1), memory_mb=st.integers(0, 6), cpu_milli=st.integers(0, 6), disk_mb=st.integers(0, 6)
+)
 root_quota = Quota(sandboxes=20, memory_mb=20, cpu_milli=None, disk_mb=20)
 
 

@@ -88,7 +88,17 @@ async def test_a_crash_before_the_first_key_is_kept_repeats_the_first_start(tmp_
     iam.close()
 
 
-@pytest.mark.parametrize("spoil", [lambda k: "", lambda k: k[:-1], lambda k: k + "\n", lambda k: k[:-1] + ("0" if k[-1] != "0" else "1"), lambda k: k.upper(), lambda k: "dsec_" + "0" * 16 + k[21:]])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda k: "",
+        lambda k: k[:-1],
+        lambda k: k + "\n",
+        lambda k: k[:-1] + ("0" if k[-1] != "0" else "1"),
+        lambda k: k.upper(),
+        lambda k: "dsec_" + "0" * 16 + k[21:],
+    ],
+)
 async def test_a_bad_key_is_refused(world: World, spoil: object) -> None:
     with pytest.raises(Unauthenticated):
         await world.iam.authenticate(spoil(world.first[0]))  # type: ignore[operator]
@@ -141,7 +151,11 @@ async def test_delegation_does_not_grow(world: World) -> None:
     root = await iam.authenticate(world.first[0])
     tenants.create_project(root, ProjectSpec(path="root/team"))
     tenants.create_project(root, ProjectSpec(path="root/other"))
-    lead = PrincipalSpec(name="lead", project="root/team", permissions=("principal.manage", "key.manage", "sandbox.read", "project.manage"))
+    lead = PrincipalSpec(
+        name="lead",
+        project="root/team",
+        permissions=("principal.manage", "key.manage", "sandbox.read", "project.manage"),
+    )
     tenants.create_principal(root, lead)
     by = await iam.authenticate(tenants.create_key(root, KeySpec(principal="lead")).text)
     for spec in (
@@ -218,7 +232,9 @@ async def test_projects(world: World) -> None:
     tenants.remove_project(root, "root/a")
     world.iam.close()
     world.restart()
-    assert [(v.path, v.quota.sandboxes, v.delegated.sandboxes) for v in world.tenants.projects(root)] == [("root", 10, 0)]
+    assert [(v.path, v.quota.sandboxes, v.delegated.sandboxes) for v in world.tenants.projects(root)] == [
+        ("root", 10, 0)
+    ]
 
 
 async def test_authorise(world: World) -> None:

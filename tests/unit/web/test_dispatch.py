@@ -148,7 +148,12 @@ async def test_a_bad_body_names_its_field(client: AsgiClient, body: bytes, field
 async def test_query_types(client: AsgiClient) -> None:
     answer = await client.request("GET", "/v1/known/exec", width="3", deep="true", label=["a", "b"])
     assert answer.json() == {"width": 3, "deep": True, "label": ["a", "b"]}
-    for query, field in (({}, "width"), ({"width": "x"}, "width"), ({"width": 1, "odd": 1}, "odd"), ({"width": ["1", "2"]}, "width")):
+    for query, field in (
+        ({}, "width"),
+        ({"width": "x"}, "width"),
+        ({"width": 1, "odd": 1}, "odd"),
+        ({"width": ["1", "2"]}, "width"),
+    ):
         answer = await client.request("GET", "/v1/known/exec", **query)
         assert (answer.status, answer.json()["fields"]["field"]) == (400, field)
 
@@ -166,7 +171,11 @@ async def test_paths_and_methods(client: AsgiClient) -> None:
     answer = await client.request("GET", "/v1/s1/exec")
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
     assert (await client.request("GET", "/chat/a")).status == 405
-    for path, expected in (("/http/80/a/b//c", "PATCH 80 a/b//c"), ("/http/80/", "PATCH 80 "), ("/http/80", "PATCH 80 ")):
+    for path, expected in (
+        ("/http/80/a/b//c", "PATCH 80 a/b//c"),
+        ("/http/80/", "PATCH 80 "),
+        ("/http/80", "PATCH 80 "),
+    ):
         assert (await client.request("PATCH", path)).body.decode() == expected
 
 

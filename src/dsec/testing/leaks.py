@@ -1,0 +1,236 @@
+"""pytest plugin: a test that leaves something behind in the process or the kernel fails.
+
+Around each test it compares open descriptors, child processes (orphans too), mounts, cgroups, named network namespaces,
+links, loop devices, files in /run/dsec, btrfs subvolumes of the session's pools and temporary directories. What a fixture
+of a wider scope makes is that fixture's until it is torn down, and then has to be gone.
+
+Load it with `-p dsec.testing.leaks`. It gives the session a temporary root of its own (short, since Unix socket paths are)
+and removes it at the end. On a machine where others run DSec at the same time set DSEC_SHARED_HOST=1: what cannot be
+told apart by name (cgroups, links, namespaces, /run/dsec) is then not compared. A test that must leave something carries
+`@pytest.mark.leaves("what and why")`.
+"""
+
+import gc
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["Census", "Leaks"]
+
+MARK = "DSEC_TEST_SESSION"
+GRACE_SECONDS = 3.0
+SUBVOLUME_INODE = 256
+CGROUPS = Path("/sys/fs/cgroup")
+Kept = Counter[tuple[str, str]]
+
+
+def _names(folder: str | Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _read(path: str | Path) -> str:
+    """A file of the kernel's; empty when its object has gone meanwhile."""
+    try:
+        return Path(path).read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+
+
+class Census:
+    """What there is, as (kind, label) with a count.
+
+    `root`: directory that the session's mounts, files, pools and loop devices lie below. `mark`: value of DSEC_TEST_SESSION
+    in the environment of the session's processes. `whole_host`: nobody else uses DSec here, so unnamed objects count too.
+    """
+
+    def __init__(self, root: Path, mark: str, *, whole_host: bool = True) -> None:
+        self._root = str(root)
+        self._mark = f"{MARK}={mark}".encode()
+        self._whole_host = whole_host
+        self._strangers: set[int] = set()
+
+    def take(self) -> Kept:
+        found = Counter(self._descriptors())
+        found.update(self._processes())
+        found.update(self._mounts_and_subvolumes())
+        found.update(self._loops())
+        found.update(("temporary directory", name) for name in _names(self._root) if name != "p")
+        if self._whole_host:
+            found.update(self._host())
+        return found
+
+    def _descriptors(self) -> Iterator[tuple[str, str]]:
+        for number in _names("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{number}")
+            except FileNotFoundError:
+                continue  # the listing's own
+            if target != "/dev/urandom":  # the interpreter keeps it
+                yield "descriptor", re.sub(r"^(socket|pipe):\[\d+\]$", r"\1", target)
+
+    def _processes(self) -> Iterator[tuple[str, str]]:
+        """Living processes that descend from this one or carry the session's mark (orphans do)."""
+        parents: dict[int, int] = {}
+        for name in os.listdir("/proc"):
+            if not name.isdigit():
+                continue
+            fields = _read(f"/proc/{name}/stat").rpartition(")")[2].split()
+            if len(fields) > 1 and fields[0] not in "ZX":
+                parents[int(name)] = int(fields[1])
+        self._strangers &= parents.keys()
+        own = {os.getpid()}
+        for pid in parents:
+            line, at = [], pid
+            while at in parents and at not in own:
+                line.append(at)
+                at = parents[at]
+            if at in own:
+                own.update(line)
+        for pid in parents.keys() - own - self._strangers:
+            if self._marked(pid):
+                own.add(pid)
+            else:
+                self._strangers.add(pid)
+        for pid in own - {os.getpid()}:
+            yield "process", f"{pid} {_read(f'/proc/{pid}/comm').strip()}"
+
+    def _marked(self, pid: int) -> bool:
+        try:
+            return self._mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False  # gone, or a kernel thread
+
+    def _mounts_and_subvolumes(self) -> Iterator[tuple[str, str]]:
+        for line in _read("/proc/self/mountinfo").splitlines():
+            point, kind = line.split()[4], line.partition(" - ")[2].split()[0]
+            if not point.startswith(self._root + "/"):
+                continue
+            yield "mount", point
+            if kind == "btrfs":
+                pattern = [Path(point).glob("*"), Path(point).glob("*/*")]
+                for path in (p for paths in pattern for p in paths):
+                    if path.lstat().st_ino == SUBVOLUME_INODE and path.is_dir():
+                        yield "subvolume", str(path)
+
+    def _loops(self) -> Iterator[tuple[str, str]]:
+        for name in _names("/sys/block"):
+            backing = _read(f"/sys/block/{name}/loop/backing_file").strip() if name.startswith("loop") else ""
+            if backing.startswith(self._root + "/"):
+                yield "loop device", f"{name} {backing}"
+
+    def _host(self) -> Iterator[tuple[str, str]]:
+        for tree in [CGROUPS, *(CGROUPS / name for name in _names(CGROUPS))]:
+            for group in (name for name in _names(tree) if name.startswith("dsec")):
+                yield "cgroup", str(tree / group)
+                inner = (name for name in _names(tree / group) if (tree / group / name).is_dir())
+                yield from (("cgroup", str(tree / group / name)) for name in inner)
+        yield from (("network namespace", name) for name in _names("/run/netns"))
+        yield from (("network link", name) for name in _names("/sys/class/net"))
+        yield from (("run file", str(path)) for path in Path("/run/dsec").glob("**/*"))
+
+
+class Leaks:
+    """The plugin's state: what the test at hand began with, and what wider fixtures hold."""
+
+    def __init__(self, census: Census) -> None:
+        self.census = census
+        self._before: Kept = Counter()
+        self._held: dict[int, Kept] = {}
+        self._open: list[Kept] = []  # what inner fixtures took, for each fixture now being set up
+        self._failed = False
+
+    def _holding(self) -> Kept:
+        return sum(self._held.values(), Counter())
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: Any) -> Generator[None, Any, Any]:
+        if fixturedef.scope == "function":
+            return (yield)
+        before = self.census.take()
+        self._open.append(Counter())
+        try:
+            return (yield)
+        finally:
+            taken = self.census.take() - before
+            inner = self._open.pop()
+            self._held[id(fixturedef)] = taken - inner
+            if self._open:
+                self._open[-1].update(taken)
+
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        self._held.pop(id(fixturedef), None)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
+        self._failed = False
+        # Without what wider fixtures hold: those come and go by rules of their own.
+        self._before = self.census.take() - self._holding()
+        yield
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        self._failed = self._failed or report.failed
+        return report
+
+    def left(self) -> Kept:
+        """What is there beyond the start, after a grace time for what ends by itself (processes, mounts being undone)."""
+        left = self.census.take() - self._before - self._holding()
+        if left:
+            gc.collect()
+        # Descriptors close in this process, at once or never.
+        seconds = GRACE_SECONDS if any(kind != "descriptor" for kind, _ in left) else GRACE_SECONDS / 10
+        deadline = time.monotonic() + seconds
+        while left and time.monotonic() < deadline:
+            time.sleep(0.02)  # the kernel announces none of these ends
+            left = self.census.take() - self._before - self._holding()
+        return left
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
+        yield
+        if item.get_closest_marker("leaves"):
+            return
+        left = self.left()
+        if self._failed:  # its traceback keeps frames, and so descriptors, alive
+            left = Counter({key: count for key, count in left.items() if key[0] != "descriptor"})
+        if left:
+            lines = "\n".join(f"  {kind}: {label} (x{count})" for (kind, label), count in sorted(left.items()))
+            pytest.fail(f"the test left behind\n{lines}", pytrace=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "leaves(what): the test may leave something behind, for the reason given")
+    root = Path(tempfile.mkdtemp(prefix="dt-", dir="/tmp"))
+    if not config.option.basetemp:
+        config.option.basetemp = str(root / "p")
+    outer = {name: os.environ.get(name) for name in ("TMPDIR", MARK)}  # noqa: TID251
+    os.environ.update({"TMPDIR": str(root), MARK: root.name})  # noqa: TID251
+    tempfile.tempdir = str(root)
+    whole = not os.environ.get("DSEC_SHARED_HOST")  # noqa: TID251
+    config.pluginmanager.register(Leaks(Census(root, root.name, whole_host=whole)), "dsec-leaks")
+
+    def restore() -> None:
+        tempfile.tempdir = None
+        for name, value in outer.items():
+            os.environ.pop(name, None)  # noqa: TID251
+            if value is not None:
+                os.environ[name] = value  # noqa: TID251
+        if f" {root}/" in _read("/proc/self/mountinfo"):
+            print(f"\nkept {root}: something is still mounted below it")  # noqa: T201
+        else:
+            shutil.rmtree(root, ignore_errors=True)
+
+    config.add_cleanup(restore)
