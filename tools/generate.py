@@ -13,6 +13,8 @@ ERRORS_HEAD = '''"""The errors of the platform, one taxonomy from aether to the 
 
 from typing import ClassVar
 
+from dsec.model.outcome import ExecResult
+
 __all__ = [
 {exports}
 ]
@@ -66,7 +68,7 @@ class {name}({parent}):
     retryable = {retryable}
     sentence = "{sentence}"
     hint = "{hint}"
-'''
+{attributes}'''
 
 ERRORS_TAIL = '''
 
@@ -90,7 +92,8 @@ def errors_python(spec: dict[str, dict[str, Any]]) -> str:
     out = ERRORS_HEAD.format(note=NOTE.format("errors.toml"), exports="\n".join(f'    "{name}",' for name in exports))
     for code, entry in spec.items():
         parent = names[entry["parent"]] if "parent" in entry else CLASSES[entry["class"]]
-        out += ERROR.format(code=code, **{**entry, "parent": parent})
+        attributes = f"    {entry['attribute']}\n" if "attribute" in entry else ""
+        out += ERROR.format(code=code, **{**entry, "parent": parent, "attributes": attributes})
     return out + ERRORS_TAIL.format(rows="\n".join(f'    "{code}": {name},' for code, name in names.items()))
 
 

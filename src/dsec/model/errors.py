@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from dsec.model.outcome import ExecResult
+
 __all__ = [
     "BY_CODE",
     "Busy",
@@ -177,6 +179,7 @@ class CommandFailed(TaskError):
     retryable = False
     sentence = "The command ended otherwise than with exit code 0."
     hint = "Raised only with check=True; the result is in `.result`."
+    result: ExecResult
 
 
 class LimitReached(TaskError):

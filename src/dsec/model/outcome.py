@@ -72,3 +72,13 @@ class ExecResult(Struct, frozen=True, kw_only=True):
     limit: float | None = None
     request_id: str = ""
     process_id: str = ""
+
+    @property
+    def text(self) -> str:
+        """stdout as UTF-8; bytes that are not UTF-8 read as U+FFFD, so this never raises."""
+        return self.stdout.decode("utf-8", "replace")
+
+    @property
+    def ok(self) -> bool:
+        """True where the command exited with code 0."""
+        return self.outcome is Outcome.EXITED and self.exit_code == 0

@@ -1,1 +1,1 @@
-"""libdsec: the client."""
+"""libdsec: the client. `dsec` exports its public names."""

@@ -1,0 +1,281 @@
+"""A running sandbox, as a caller holds it."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dsec.model.errors import InvalidArgument, TooLarge
+from dsec.model.outcome import ExecResult
+from dsec.model.plan import Usage
+from dsec.model.views import ExecRequest, ProcessView, PtySize, SandboxView, SessionRequest, SessionView
+from dsec.sdk._async.files import Files
+from dsec.sdk._async.process import Process
+from dsec.sdk._async.session import Session
+from dsec.sdk._async.transport import MARGIN, Transport, path_of
+from dsec.sdk.pending import PENDING_SANDBOX, refusing
+from dsec.sdk.records import HttpResponse
+from dsec.sdk.results import checked
+
+__all__ = ["Sandbox"]
+
+OUTPUT_LIMIT = 1 << 20
+_encode = msgspec.json.Encoder().encode
+_result = msgspec.json.Decoder(ExecResult)
+_view = msgspec.json.Decoder(SandboxView)
+_usage = msgspec.json.Decoder(Usage)
+_process = msgspec.json.Decoder(ProcessView)
+_processes = msgspec.json.Decoder(list[ProcessView])
+_session = msgspec.json.Decoder(SessionView)
+_sessions = msgspec.json.Decoder(list[SessionView])
+
+
+def _argv(argv: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(argv, str | bytes):
+        raise InvalidArgument("argv is a list of texts; run_shell() runs text through a shell", field="argv")
+    return tuple(argv)
+
+
+class Sandbox:
+    """A sandbox. Made by `DSecClient.run_container`, `run_containers`, `get` and `sandboxes`; nothing is held but its
+    name, so any number of objects may stand for one sandbox. A context manager that stops the sandbox at its end."""
+
+    def __init__(self, transport: Transport, view: SandboxView) -> None:
+        self._transport = transport
+        self._view = view
+        self._exec_url = transport.url(self._path("exec"))
+        self._files = Files(transport, view.id)
+
+    def _path(self, *parts: str, **query: str | int | float | bool | None) -> str:
+        return path_of("v1", "sandboxes", self._view.id, *parts, query=query)
+
+    @property
+    def id(self) -> str:
+        """The sandbox's id: [a-z0-9], at most 50 characters."""
+        return self._view.id
+
+    @property
+    def view(self) -> SandboxView:
+        """The sandbox as last heard of; info() asks again."""
+        return self._view
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds that each part of its creation took."""
+        return self._view.phases
+
+    @property
+    def files(self) -> Files:
+        """Its files."""
+        return self._files
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+        check: bool = False,
+        request_id: str | None = None,
+    ) -> ExecResult:
+        """Run a command and wait for its end.
+
+        `stdin`: all of its input. `env` is laid over the sandbox's. `cwd`, `user` ("name", "uid", "u:g"): None means the
+        sandbox's. `timeout` seconds, then the whole process tree is ended (outcome timeout); None: no limit.
+        `output_limit`: bytes kept of each stream, its first and last half. `check`: raise CommandFailed unless it exits
+        with 0. `request_id`: a repeat answers the recorded result and runs nothing; one is made where none is given.
+        Cancelling ends the process tree. Raises CommandNotFound, CommandNotExecutable, SandboxLost, NotFound,
+        InvalidArgument, Conflict, and DeadlineExceeded or Unavailable from the transport.
+        """
+        request = ExecRequest(
+            argv=_argv(argv),
+            stdin=stdin,
+            env=dict(env) if env else {},
+            cwd=cwd,
+            user=user,
+            timeout=timeout,
+            output_limit=output_limit,
+        )
+        return checked(await self._run(request, request_id), check, argv)
+
+    async def run_shell(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        session: Session | str | None = None,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+        check: bool = False,
+        request_id: str | None = None,
+    ) -> ExecResult:
+        """Run text through a shell: a fresh /bin/sh, or that of `session` (then stdin, env, cwd and user are its own and
+        may not be given). Everything else, errors too, as in `exec`."""
+        if session is not None:
+            if stdin or env or cwd is not None or user is not None:
+                raise InvalidArgument("a session has its own stdin, env, cwd and user", field="session")
+            return await self._session_of(session).run(
+                command, timeout=timeout, output_limit=output_limit, check=check, request_id=request_id
+            )
+        request = ExecRequest(
+            shell=command,
+            stdin=stdin,
+            env=dict(env) if env else {},
+            cwd=cwd,
+            user=user,
+            timeout=timeout,
+            output_limit=output_limit,
+        )
+        return checked(await self._run(request, request_id), check, command)
+
+    async def _run(self, request: ExecRequest, request_id: str | None) -> ExecResult:
+        deadline = None if request.timeout is None else request.timeout + MARGIN
+        return await self._transport.call(
+            "POST", self._exec_url, _result, body=_encode(request), request_id=request_id, deadline=deadline
+        )
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        pty: PtySize | None = None,
+        stdin: bytes = b"",
+        keep_stdin: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+        request_id: str | None = None,
+    ) -> Process:
+        """Start a process that outlives this call and this client.
+
+        `pty`: run it on a terminal of that size. `keep_stdin`: leave stdin open after `stdin` for write(). `output_limit`:
+        bytes of each stream kept for attaching later. The rest, errors too, as in `exec`. Cancelling while it starts may
+        leave it started: with a `request_id` of yours, attach(request_id) finds it.
+        """
+        request = ExecRequest(
+            argv=_argv(argv),
+            stdin=stdin,
+            env=dict(env) if env else {},
+            cwd=cwd,
+            user=user,
+            timeout=timeout,
+            output_limit=output_limit,
+            pty=pty,
+            keep_stdin=keep_stdin,
+        )
+        view = await self._transport.call(
+            "POST", self._path("processes"), _process, body=_encode(request), request_id=request_id
+        )
+        return Process(self._transport, self.id, view)
+
+    async def attach(self, process_id: str, from_offset: int = 0, stderr_from: int = 0) -> Process:
+        """A process started earlier, by this client or another; its streams are read from these byte offsets on.
+        Raises NotFound for one that never was or is forgotten."""
+        view = await self._transport.call("GET", self._path("processes", process_id), _process)
+        return Process(self._transport, self.id, view, from_offset, stderr_from)
+
+    async def processes(self) -> list[ProcessView]:
+        """Processes started with `start`, running and ended, until they are forgotten."""
+        return await self._transport.call("GET", self._path("processes"), _processes)
+
+    async def open_session(
+        self,
+        *,
+        shell: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        request_id: str | None = None,
+    ) -> Session:
+        """Open a shell that keeps its state. `shell`: None means /bin/bash, else /bin/sh. Raises CommandNotFound."""
+        request = SessionRequest(shell=shell, env=dict(env) if env else {}, cwd=cwd, user=user)
+        view = await self._transport.call(
+            "POST", self._path("sessions"), _session, body=_encode(request), request_id=request_id
+        )
+        return Session(self._transport, self.id, view)
+
+    async def sessions(self) -> list[Session]:
+        """Open sessions."""
+        views = await self._transport.call("GET", self._path("sessions"), _sessions)
+        return [Session(self._transport, self.id, view) for view in views]
+
+    def _session_of(self, session: Session | str) -> Session:
+        if isinstance(session, Session):
+            return session
+        view = SessionView(id=session, shell="", running=True, busy=False, started=0.0)
+        return Session(self._transport, self.id, view)
+
+    async def http(
+        self,
+        port: int,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        timeout: float = 60.0,
+        limit: int = 64 << 20,
+    ) -> HttpResponse:
+        """Send an HTTP request to 127.0.0.1:`port` in the sandbox. `path` may carry a query; redirects are not followed.
+
+        `timeout`: seconds of silence. Never repeated. Raises TooLarge for an answer above `limit` bytes, Unavailable or
+        NotFound where nothing listens; an error status of the server inside is an answer, not an error.
+        """
+        if not path.startswith("/"):
+            raise InvalidArgument("path begins with /", field="path")
+        target = self._path("http", str(port)) + path
+        async with self._transport.stream(
+            method.upper(), target, body=body, headers=headers, silence=timeout, proxied=True
+        ) as response:
+            content = bytearray()
+            async for piece in response.content.iter_any():
+                content += piece
+                if len(content) > limit:
+                    raise TooLarge(f"the answer is larger than {limit} bytes", limit=limit)
+            received: dict[str, str] = {}
+            for name, value in response.headers.items():
+                key = name.lower()
+                received[key] = f"{received[key]}, {value}" if key in received else value
+            return HttpResponse(status=response.status, headers=received, content=bytes(content))
+
+    async def info(self) -> SandboxView:
+        """The sandbox as it is now. Raises NotFound once the platform has forgotten it."""
+        self._view = await self._transport.call("GET", self._path(), _view)
+        return self._view
+
+    async def metrics(self) -> Usage:
+        """What it uses now."""
+        return await self._transport.call("GET", self._path("metrics"), _usage)
+
+    async def renew(self, ttl: float) -> SandboxView:
+        """Move its idle end to `ttl` seconds from now; ttl_absolute stays. Raises SandboxLost when it has ended."""
+        self._view = await self._transport.call("POST", self._path("renew", ttl=ttl), _view)
+        return self._view
+
+    async def stop(self) -> SandboxView:
+        """End it and all it holds; also when it has ended already. Answers once it is gone."""
+        self._view = await self._transport.call("DELETE", self._path(), _view)
+        return self._view
+
+    async def __aenter__(self) -> "Sandbox":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return refusing(PENDING_SANDBOX, "Sandbox", name)
