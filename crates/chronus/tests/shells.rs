@@ -1,0 +1,216 @@
+//! The state machine against the shells themselves: state is kept, the end of a command is exact, nothing can forge it.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use dsec_chronus::{Chronus, Event, Refused, Shell};
+
+struct Session {
+    chronus: Chronus,
+    child: Child,
+    script: ChildStdin,
+    status: File,
+    output: File,
+    turn: u32,
+}
+
+fn open(program: &str, arguments: &[&str]) -> Option<Session> {
+    let shell = Shell::of(program);
+    let descriptor = shell.status_descriptor(64);
+    let (status, status_writer) = std::io::pipe().unwrap();
+    let (output, output_writer) = std::io::pipe().unwrap();
+    // `sh` puts the pipe in the place that the session expects, then becomes the shell under test.
+    let number = status_writer.as_raw_fd();
+    let mut words = vec![program.to_owned()];
+    words.extend(arguments.iter().map(|&word| word.to_owned()));
+    words.extend(shell.argv(program).into_iter().skip(1));
+    let line = format!(
+        "exec {} {descriptor}>&{number} {number}>&- 9>&- 10>&- 11>&- 12>&- 251>&-",
+        words.join(" ")
+    );
+    let inherited = rustix_dup(&status_writer);
+    let mut child = Command::new("bash")
+        .args([
+            "-c",
+            &line.replace(&number.to_string(), &inherited.as_raw_fd().to_string()),
+        ])
+        .stdin(Stdio::piped())
+        .stdout(output_writer.try_clone().unwrap())
+        .stderr(output_writer)
+        .spawn()
+        .ok()?;
+    drop(status_writer);
+    drop(inherited);
+    let script = child.stdin.take().unwrap();
+    let (chronus, first) = Chronus::start(shell, descriptor, "start");
+    let mut session = Session {
+        chronus,
+        child,
+        script,
+        status: File::from(OwnedFd::from(status)),
+        output: File::from(OwnedFd::from(output)),
+        turn: 0,
+    };
+    session.script.write_all(&first).unwrap();
+    assert_eq!(session.wait(), Some(Event::Ready));
+    Some(session)
+}
+
+/// A copy without close-on-exec, for the child.
+fn rustix_dup(descriptor: &std::io::PipeWriter) -> OwnedFd {
+    rustix::io::dup(descriptor).unwrap()
+}
+
+impl Session {
+    fn wait(&mut self) -> Option<Event> {
+        let mut bytes = [0; 64];
+        loop {
+            let size = self.status.read(&mut bytes).unwrap();
+            if size == 0 {
+                return None;
+            }
+            if let Some(event) = self.chronus.feed(&bytes[..size]) {
+                return Some(event);
+            }
+        }
+    }
+
+    fn run(&mut self, command: &str) -> Option<i32> {
+        self.turn += 1;
+        let script = self.chronus.run(command, &format!("n{}", self.turn)).unwrap();
+        self.script.write_all(&script).unwrap();
+        match self.wait() {
+            Some(Event::Finished(status)) => Some(status),
+            _ => None,
+        }
+    }
+}
+
+fn each_shell(test: impl Fn(&mut Session)) {
+    for (program, arguments) in [
+        ("bash", &[][..]),
+        ("dash", &[][..]),
+        ("busybox", &["sh"][..]),
+        ("bash", &["--posix"][..]),
+    ] {
+        if let Some(mut session) = open(program, arguments) {
+            test(&mut session);
+            drop(session.script);
+            session.child.wait().unwrap();
+        }
+    }
+}
+
+#[test]
+fn state_is_kept_and_status_is_exact() {
+    each_shell(|session| {
+        assert_eq!(session.run("cd /tmp; x='a b'; f() { return 42; }"), Some(0));
+        assert_eq!(session.run("test \"$PWD$x\" = '/tmpa b'"), Some(0));
+        assert_eq!(session.run("f"), Some(42));
+        assert_eq!(session.run("test $? = 42"), Some(0));
+        assert_eq!(
+            session.run("cat <<X >/dev/null\nhere ' doc\nX\nsh -c 'exit 3'"),
+            Some(3)
+        );
+        assert_eq!(session.run("sh -c 'kill -9 $$'"), Some(137));
+        assert_eq!(session.run("sleep 0.05 & wait $!"), Some(0));
+    });
+}
+
+#[test]
+fn errors_do_not_end_the_session() {
+    each_shell(|session| {
+        for bad in [
+            "echo (",
+            "echo 'unfinished",
+            "echo ${nope?err}",
+            "set -u; : $unset_one; set +u",
+            "readonly r=1; r=2",
+            "if",
+            "}",
+        ] {
+            assert_ne!(session.run(bad), Some(0), "{bad}");
+        }
+        assert_eq!(session.run("set +u; true"), Some(0));
+        assert_eq!(session.run("break; exec 5</dev/null; true"), Some(0));
+    });
+}
+
+#[test]
+fn commands_inherit_neither_script_nor_status() {
+    each_shell(|session| {
+        let look = "sh -c 'for n in 8 9 10 11 12 252 255; do test ! -e /proc/$$/fd/$n || exit 1; done'";
+        assert_eq!(session.run(look), Some(0));
+        assert_eq!(session.run("sh -c 'test $(ls /proc/self/fd | wc -l) -le 4'"), Some(0));
+        assert_eq!(session.run("cat; read line"), Some(1));
+    });
+}
+
+#[test]
+fn an_interrupt_drops_the_whole_command_and_keeps_the_shell() {
+    each_shell(|session| {
+        assert_eq!(session.run("kept=1"), Some(0));
+        for command in [
+            "sleep 30; echo MORE\necho MORE",
+            "while :; do :; done; echo MORE",
+            "(sleep 30); sleep 30; echo MORE",
+        ] {
+            let script = session.chronus.run(command, "long").unwrap();
+            session.script.write_all(&script).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(150));
+            let pid = session.child.id();
+            let sync = session.chronus.interrupt("back").unwrap();
+            session.script.write_all(&sync).unwrap();
+            let signal = session.chronus.shell().interrupt_signal();
+            assert!(Command::new("kill")
+                .arg(format!("-{signal}"))
+                .arg(pid.to_string())
+                .status()
+                .unwrap()
+                .success());
+            Command::new("pkill")
+                .args(["-9", "-P", &pid.to_string()])
+                .status()
+                .unwrap();
+            assert_eq!(session.wait(), Some(Event::Ready), "{command}");
+        }
+        assert_eq!(session.run("test $kept = 1 && printf END"), Some(0));
+        let mut seen = Vec::new();
+        let mut part = [0; 4096];
+        while !seen.ends_with(b"END") {
+            let size = session.output.read(&mut part).unwrap();
+            assert_ne!(size, 0);
+            seen.extend_from_slice(&part[..size]);
+        }
+        assert!(!String::from_utf8_lossy(&seen).contains("MORE"));
+    });
+}
+
+#[test]
+fn exit_ends_it() {
+    each_shell(|session| {
+        assert_eq!(session.run("exit 7"), None);
+        session.chronus.end();
+        assert_eq!(session.chronus.run("true", "n"), Err(Refused::Ended));
+        assert_eq!(session.child.wait().unwrap().code(), Some(7));
+    });
+}
+
+#[test]
+fn forged_status_lines_are_ignored() {
+    let (mut chronus, _) = Chronus::start(Shell::Posix, 8, "a1");
+    assert_eq!(chronus.feed(b"x 0\n \na1\na1 x\n"), None);
+    assert_eq!(chronus.run("true", "b1"), Err(Refused::Busy));
+    assert_eq!(chronus.feed(b"a1"), None);
+    assert_eq!(chronus.feed(b" 0\n"), Some(Event::Ready));
+    assert_eq!(chronus.run("a\0b", "b1"), Err(Refused::Nul));
+    assert!(chronus.run("true", "b1").is_ok());
+    let mut long = vec![b'z'; 1 << 20];
+    long.extend_from_slice(b"b1 0\n");
+    assert_eq!(chronus.feed(&long), None);
+    assert_eq!(chronus.feed(b"a1 0\nb1 5\n"), Some(Event::Finished(5)));
+    assert!(!chronus.is_busy());
+}
