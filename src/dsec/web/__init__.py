@@ -2,7 +2,7 @@
 
 from dsec.web.answers import Bytes, Stream, lines
 from dsec.web.call import Call, ClientGone
-from dsec.web.dispatch import App, Guard, bind
+from dsec.web.dispatch import App, Guard, Handler, SocketHandler, bind, refuse
 from dsec.web.openapi import document
 from dsec.web.problems import failure, problem_of
 from dsec.web.routes import NDJSON, OCTETS, PROBLEM_JSON, TAR, Route
@@ -18,13 +18,16 @@ __all__ = [
     "Call",
     "ClientGone",
     "Guard",
+    "Handler",
     "Route",
     "Socket",
     "SocketGone",
+    "SocketHandler",
     "Stream",
     "bind",
     "document",
     "failure",
     "lines",
     "problem_of",
+    "refuse",
 ]

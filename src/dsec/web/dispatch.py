@@ -18,7 +18,7 @@ from dsec.web.problems import encode_problem, failure, problem_of, retry_after
 from dsec.web.routes import PROBLEM_JSON, Route
 from dsec.web.sockets import Socket, SocketGone, close_code
 
-__all__ = ["App", "Guard", "Handler", "SocketHandler", "bind"]
+__all__ = ["App", "Guard", "Handler", "SocketHandler", "bind", "refuse"]
 
 Handler = Callable[[Call[Any, Any]], Awaitable[Any]]
 SocketHandler = Callable[[Call[Any, Any], Socket], Awaitable[None]]
@@ -238,6 +238,14 @@ def _rendered(error: DSecError, status: int | None = None, headers: Headers = ()
         headers = (*headers, (b"retry-after", str(wait).encode()))
     problem = problem_of(error, status)
     return Bytes(body=encode_problem(problem), status=problem.status, media=PROBLEM_JSON, headers=headers)
+
+
+async def refuse(scope: Scope, send: Send, error: DSecError) -> None:
+    """Answers a request, or turns a WebSocket's handshake down, with the problem document of `error`."""
+    if scope["type"] == "websocket":
+        await _refuse(scope, send, _rendered(error))
+    else:
+        await _send_bytes(send, _rendered(error))
 
 
 async def _send_head(send: Send, status: int, media: str, headers: Headers) -> None:
