@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dsec.model.errors import Busy, Unsupported
 from dsec.model.plan import Capabilities
 from dsec.model.spec import SandboxSpec
-from dsec.rules.placement import Candidate, choose, fits, overlay
+from dsec.rules.placement import Candidate, choose, fits, with_recent
 
 MIB = 1 << 20
 CONTAINER = (Capabilities(backend="container", available=True),)
@@ -85,7 +85,7 @@ def test_own_placements_spread_before_the_next_report() -> None:
     asked = SandboxSpec(container_image="x", memory_limit_mb=512)
     placed: dict[int, list[int]] = {n: [] for n in range(8)}
     for turn in range(400):
-        edges = [overlay(make(n), sizes) for n, sizes in placed.items()]
+        edges = [with_recent(make(n), sizes) for n, sizes in placed.items()]
         chosen = choose(edges, asked, k=2, nonce=(turn * 0x9E3779B97F4A7C15) % 2**64, retry_after=1.0)
         placed[chosen].append(512 * MIB)
     counts = sorted(len(sizes) for sizes in placed.values())

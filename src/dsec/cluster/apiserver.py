@@ -30,7 +30,7 @@ from dsec.model.errors import (
     Unavailable,
 )
 from dsec.model.ids import ID_LENGTH, decode_sandbox_id
-from dsec.model.settings import setting
+from dsec.model.settings import check_positive, setting
 from dsec.model.spec import Batch, SandboxSpec
 from dsec.model.views import BatchItem, ImageView, ListQuery, Me, Page, SandboxView, StopMany, Stopped
 from dsec.ports.clock import Clock
@@ -57,6 +57,12 @@ class ApiServerSettings:
     placement_tries: int = setting(3, "edges that a creation is offered to before it is answered Busy")
     batch_count: int = setting(32768, "most sandboxes of one batch")
     settle_interval: float = setting(5.0, "seconds between two comparisons of reserved quota with living sandboxes")
+
+    def __post_init__(self) -> None:
+        check_positive(
+            self, "creations", "creations_waiting", "creation_patience", "retry_after", "placement_tries", "batch_count",
+            "settle_interval",
+        )  # fmt: skip
 
 
 class Services(Struct, frozen=True, kw_only=True):

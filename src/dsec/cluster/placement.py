@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from dsec.model.settings import setting
+from dsec.model.settings import check_positive, setting
 from dsec.model.spec import SandboxSpec
 from dsec.ports.clock import Clock
 from dsec.ports.cluster import EdgeStatus, Watcher
@@ -20,6 +20,9 @@ class PlacementSettings:
 
     sample: int = setting(2, "how many edges with room are drawn at random; the least loaded of them is taken")
     retry_after: float = setting(1.0, "seconds after which a client refused for lack of room is told to try again")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "sample", "retry_after")
 
 
 class SamplingPlacement:
@@ -57,4 +60,4 @@ class SamplingPlacement:
             memory_bytes=status.memory_bytes,
             memory_committed=status.memory_committed,
         )
-        return rules.overlay(candidate, (size for _, size in recent))
+        return rules.with_recent(candidate, (size for _, size in recent))

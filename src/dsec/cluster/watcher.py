@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from dsec.model.errors import DSecError
-from dsec.model.settings import setting
+from dsec.model.settings import check_positive, setting
 from dsec.ports.clock import Clock
 from dsec.ports.cluster import Edge, EdgeStatus
 
@@ -23,6 +23,9 @@ class WatcherSettings:
 
     interval: float = setting(1.0, "seconds between two polls of every edge")
     deadline: float = setting(5.0, "seconds after which an edge that does not answer counts as unhealthy")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "interval", "deadline")
 
 
 class PollingWatcher:

@@ -3,7 +3,9 @@
 from dataclasses import field
 from typing import Any
 
-__all__ = ["setting"]
+from dsec.model.errors import InvalidArgument
+
+__all__ = ["check_positive", "setting"]
 
 
 def setting(default: Any, meaning: str) -> Any:
@@ -14,3 +16,10 @@ def setting(default: Any, meaning: str) -> Any:
     if callable(default):
         return field(default_factory=default, metadata={"meaning": meaning})
     return field(default=default, metadata={"meaning": meaning})
+
+
+def check_positive(settings: object, *names: str) -> None:
+    """Raises InvalidArgument unless each of the named settings is above zero; for a settings class's __post_init__."""
+    for name in names:
+        if not getattr(settings, name) > 0:
+            raise InvalidArgument(f"{name} must be above zero", field=name)

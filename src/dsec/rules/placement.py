@@ -8,7 +8,7 @@ from dsec.model.errors import Busy, Unsupported
 from dsec.model.plan import Capabilities
 from dsec.model.spec import SandboxSpec
 
-__all__ = ["Candidate", "choose", "fits", "overlay"]
+__all__ = ["Candidate", "choose", "fits", "with_recent"]
 
 _MIB = 1 << 20
 
@@ -54,7 +54,7 @@ def fits(candidate: Candidate, spec: SandboxSpec) -> bool:
     )
 
 
-def overlay(candidate: Candidate, recent: Iterable[int]) -> Candidate:
+def with_recent(candidate: Candidate, recent: Iterable[int]) -> Candidate:
     """The edge with placements laid over it that its last report does not show yet; `recent`: bytes of memory of each."""
     sizes = tuple(recent)
     return Candidate(
