@@ -4,6 +4,6 @@ Every function raises OSError(errno, operation, path) where the kernel says no; 
 The interpreter's lock is released around the calls.
 """
 
-from dsec._core import cached_bytes, erofs_image, mount, mount_erofs, umount
+from dsec._core import cached_bytes, erofs_image, mount, mount_erofs, seccomp_program, umount
 
-__all__ = ["cached_bytes", "erofs_image", "mount", "mount_erofs", "umount"]
+__all__ = ["cached_bytes", "erofs_image", "mount", "mount_erofs", "seccomp_program", "umount"]

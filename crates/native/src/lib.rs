@@ -3,11 +3,13 @@
 mod erofs;
 mod error;
 mod mount;
+mod seccomp;
 
 use pyo3::prelude::*;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     erofs::export(module)?;
-    mount::export(module)
+    mount::export(module)?;
+    seccomp::export(module)
 }
