@@ -307,7 +307,9 @@ class Unpacker:
         self._file = None
         os.close(handle)
         with self._naming(entry.name):
+            self._size -= entry.size  # until it is in place
             self._place(self._near[1], part, parts[-1])
+            self._size += entry.size
             self._entries += 1
 
 

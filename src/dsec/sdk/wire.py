@@ -7,9 +7,9 @@ import msgspec
 from dsec.model.errors import BY_CODE, DSecError, InvalidArgument, RuntimeFailure, Unavailable, error_from_code
 from dsec.model.views import Problem
 
-__all__ = ["check_request_id", "error_from_problem", "error_from_response", "error_from_status"]
+__all__ = ["check_request_id", "error_from_close", "error_from_problem", "error_from_response", "error_from_status"]
 
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _BY_STATUS = {
     400: "invalid_argument",
     401: "unauthenticated",
@@ -27,9 +27,9 @@ _decoder = msgspec.json.Decoder(Problem)
 
 
 def check_request_id(request_id: str) -> str:
-    """The id itself. Raises InvalidArgument unless it is 1 to 200 visible ASCII characters: it travels in a header."""
+    """The id itself. Raises InvalidArgument unless it is 1 to 128 visible ASCII characters: it travels in a header."""
     if not _REQUEST_ID.fullmatch(request_id):
-        raise InvalidArgument("request_id must be 1 to 200 visible ASCII characters", field="request_id")
+        raise InvalidArgument("request_id must be 1 to 128 visible ASCII characters", field="request_id")
     return request_id
 
 
@@ -55,3 +55,10 @@ def error_from_response(status: int, content: bytes) -> DSecError:
         if 300 <= status < 400:
             return Unavailable(f"HTTP status {status}: the URL names a server that redirects, not a DSec server")
         return error_from_status(status, content[:200].decode("utf-8", "replace"))
+
+
+def error_from_close(code: int | None, reason: str, what: str) -> DSecError:
+    """The error for a WebSocket that closed too early: codes from 4400 are 4000 and an HTTP status."""
+    if code is not None and 4400 <= code < 4600:
+        return error_from_status(code - 4000, reason or what)
+    return Unavailable(f"{what} broke (close code {code})")

@@ -15,6 +15,7 @@ from dsec.sdk._async.transport import DEADLINE, Transport, path_of
 from dsec.sdk.packing import Packer, read_pieces
 from dsec.sdk.records import Transfer
 from dsec.sdk.unpacking import FileReceiver, Unpacker
+from dsec.sdk.wire import error_from_close
 
 __all__ = ["Files"]
 
@@ -221,11 +222,11 @@ class Files:
         itself; leave the loop to end it. Raises Unavailable where the connection breaks."""
         channel = await self._transport.websocket(self._path("watch", path=path, recursive=recursive, user=user))
         try:
-            async for message in channel:
+            while True:
+                message = await channel.receive()
                 if message.type is not aiohttp.WSMsgType.TEXT:
-                    break
+                    raise error_from_close(channel.close_code, str(message.extra or ""), f"the watch of {path}")
                 yield _event.decode(message.data)
-            raise Unavailable(f"the watch of {path} broke (close code {channel.close_code})")
         finally:
             await channel.close()
 

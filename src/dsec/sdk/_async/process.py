@@ -11,7 +11,7 @@ from dsec.model.errors import InvalidArgument, NotFound, RuntimeFailure, Unavail
 from dsec.model.views import ProcessView, PtySize, StreamEvent
 from dsec.sdk._async.transport import DEADLINE, REPEATS, Transport, path_of
 from dsec.sdk.records import Output
-from dsec.sdk.wire import error_from_problem
+from dsec.sdk.wire import error_from_close, error_from_problem
 
 __all__ = ["Process"]
 
@@ -87,7 +87,8 @@ class Process:
 
     async def _receive(self, channel: aiohttp.ClientWebSocketResponse) -> AsyncIterator[Output]:
         lost: dict[str, int] = {}
-        async for message in channel:
+        while True:
+            message = await channel.receive()
             if message.type is aiohttp.WSMsgType.BINARY:
                 yield self._output(message.data, lost)
             elif message.type is aiohttp.WSMsgType.TEXT:
@@ -102,8 +103,7 @@ class Process:
                     lost[event.stream] = max(event.offset - self._offsets[event.stream], 0)
                     self._offsets[event.stream] = event.offset
             else:
-                break
-        raise Unavailable(f"the stream of process {self.id} broke (close code {channel.close_code})")
+                raise error_from_close(channel.close_code, str(message.extra or ""), f"the stream of process {self.id}")
 
     def _output(self, frame: bytes, lost: dict[str, int]) -> Output:
         if not frame or frame[0] not in (_STDOUT, _STDERR):
