@@ -36,6 +36,7 @@ from dsec.model.views import BatchItem, ImageView, ListQuery, Me, Page, SandboxV
 from dsec.ports.clock import Clock
 from dsec.ports.cluster import Edge, Iam, Placement, Principal, Receive, Scope, Send, Watcher
 from dsec.ports.images import Images
+from dsec.rules.admit import check
 from dsec.web import App, Bytes, Call, Route, Stream, bind, document, failure, lines, problem_of, refuse
 
 __all__ = ["ApiServer", "ApiServerSettings", "Services"]
@@ -173,6 +174,7 @@ class ApiServer:
         project = principal.project if spec.project is UNSET else spec.project
         began = self._on.clock.monotonic()
         try:
+            check(spec)
             await self._on.iam.authorise(principal, "sandbox.create", project)
             async with self._gate.enter():
                 view = await self._place(principal, spec, project, request_id)

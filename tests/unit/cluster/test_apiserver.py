@@ -215,6 +215,15 @@ async def test_the_edges_own_refusal_is_passed_on(tmp_path: Path) -> None:
         assert (status, problem["detail"], headers["retry-after"]) == (503, "full", "7")
 
 
+@pytest.mark.parametrize("wrong", [{"memory_limit_mb": -1000}, {"cpu_cores_limit": 0}, {"container_image": ""}, {"unknown": 1}])
+async def test_a_bad_spec_never_reaches_the_quota(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    async with platform(tmp_path) as world, world.client() as client:
+        reserved: list[object] = []
+        world.iam.reserve = reserved.append  # type: ignore[assignment, method-assign]
+        assert (await make(client, {**SPEC, **wrong}))[0] == 400
+        assert reserved == []
+
+
 async def test_a_failed_create_gives_its_quota_back(tmp_path: Path) -> None:
     edge = FakeEdge(1)
     async with platform(tmp_path, edge) as world, world.client() as client:
