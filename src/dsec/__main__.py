@@ -1,0 +1,5 @@
+"""`python -m dsec` is `dsec`."""
+
+from dsec.cli import main
+
+main()
