@@ -32,7 +32,7 @@ from dsec.model.errors import (
 from dsec.model.ids import ID_LENGTH, decode_sandbox_id
 from dsec.model.settings import check_positive, setting
 from dsec.model.spec import Batch, SandboxSpec
-from dsec.model.views import BatchItem, ImageView, ListQuery, Me, Page, SandboxView, StopMany, Stopped
+from dsec.model.views import BatchItem, ImageView, ListQuery, Me, Page, SandboxState, SandboxView, StopMany, Stopped
 from dsec.ports.clock import Clock
 from dsec.ports.cluster import Edge, Iam, Placement, Principal, Receive, Scope, Send, Watcher
 from dsec.ports.images import Images
@@ -200,9 +200,11 @@ class ApiServer:
                     if len(excluded) == tries:
                         raise
                     continue
-                # A repeated request_id answers with the sandbox of the first time, which holds its own reservation.
                 kept.append(view.id == sandbox_id)
-                return view
+            if view.id != sandbox_id and view.state is not SandboxState.GONE:
+                # A repeated request_id answers with the first time's sandbox, whose caller may have left before it ran.
+                await self._on.iam.reserve(project, view.id, spec)
+            return view
 
     async def _choose(self, spec: SandboxSpec, excluded: frozenset[int]) -> Edge:
         try:

@@ -243,6 +243,9 @@ async def test_the_same_request_id_gives_the_same_sandbox_and_one_reservation(tm
         boxes = [(await make(client, **headers))[1]["id"] for _ in range(3)]
         assert len(set(boxes)) == 1
         assert used(world).sandboxes == 1
+        await world.iam.release(boxes[0])
+        assert (await make(client, **headers))[1]["id"] == boxes[0]
+        assert world.iam.held() == {boxes[0]}
 
 
 async def test_a_client_that_leaves_cancels_its_create(tmp_path: Path) -> None:
