@@ -4,6 +4,44 @@ Every function raises OSError(errno, operation, path) where the kernel says no; 
 The interpreter's lock is released around the calls.
 """
 
-from dsec._core import cached_bytes, erofs_image, mount, mount_erofs, seccomp_program, umount
+from dsec._core import (
+    cached_bytes,
+    erofs_image,
+    filesystem_id,
+    launch,
+    loop_attach,
+    make_namespaces,
+    make_stage,
+    mount,
+    mount_erofs,
+    quota_enable_simple,
+    sealed_file,
+    seccomp_program,
+    subvolume_create,
+    subvolume_delete,
+    subvolume_id,
+    subvolume_limit,
+    subvolume_snapshot,
+    umount,
+)
 
-__all__ = ["cached_bytes", "erofs_image", "mount", "mount_erofs", "seccomp_program", "umount"]
+__all__ = [
+    "cached_bytes",
+    "erofs_image",
+    "filesystem_id",
+    "launch",
+    "loop_attach",
+    "make_namespaces",
+    "make_stage",
+    "mount",
+    "mount_erofs",
+    "quota_enable_simple",
+    "sealed_file",
+    "seccomp_program",
+    "subvolume_create",
+    "subvolume_delete",
+    "subvolume_id",
+    "subvolume_limit",
+    "subvolume_snapshot",
+    "umount",
+]

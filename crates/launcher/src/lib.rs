@@ -1,2 +1,9 @@
-//! Carries out a plan: how the process of one sandbox comes to be.
+//! Carries out a plan: how the first process of one sandbox comes to be.
 #![forbid(unsafe_code)]
+
+mod cell;
+mod sight;
+mod steps;
+
+pub use cell::{launch, Launched};
+pub use steps::{Cell, Extra};

@@ -2,7 +2,9 @@
 
 mod erofs;
 mod error;
+mod launch;
 mod mount;
+mod pool;
 mod seccomp;
 
 use pyo3::prelude::*;
@@ -10,6 +12,8 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     erofs::export(module)?;
+    launch::export(module)?;
     mount::export(module)?;
+    pool::export(module)?;
     seccomp::export(module)
 }

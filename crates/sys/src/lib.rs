@@ -1,15 +1,31 @@
 //! System calls with owned descriptors and named errors: the only crate of the workspace that may say `unsafe`.
 
+mod btrfs;
 mod cache;
-mod child;
-mod child_init;
-mod child_socket;
+mod carry;
+mod disguise;
 mod error;
+mod loopdev;
 mod mount;
+mod mountfd;
+mod myself;
+mod namespaces;
+mod raw;
+mod sealed;
+mod spawn;
+mod step;
 
+pub use btrfs::{
+    filesystem_id, quota_enable_simple, subvolume_create, subvolume_delete, subvolume_id, subvolume_limit,
+    subvolume_snapshot,
+};
 pub use cache::cached_bytes;
-pub use child::{launch, Entry, Launch, Report, Stage, Streams, REPORT};
-pub use child_init::*;
-pub use child_socket::receive_descriptor;
+pub use disguise::Disguise;
 pub use error::{Error, Result};
-pub use mount::*;
+pub use loopdev::loop_attach;
+pub use mount::{mount, mount_erofs, umount};
+pub use mountfd::{idmapped_clone, overlay, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY};
+pub use namespaces::{make_namespaces, make_stage, Namespaces, IDS};
+pub use sealed::{borrow, sealed_file};
+pub use spawn::{spawn, wait, Program, Spawned};
+pub use step::{Fd, Place, Step, SLOTS};

@@ -1,0 +1,225 @@
+//! What a sandbox sees of the kernel: its /proc, /sys and /dev.
+
+use std::ffi::{CStr, CString};
+
+use dsec_sys::{Fd, Place, Step, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY};
+
+use crate::steps::slot;
+
+const QUIET: u64 = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+
+/// Hidden in /proc. Their owner, host root, is outside every sandbox's map, so most could not be opened anyway.
+const PROC_MASKED: [&CStr; 15] = [
+    c"acpi",
+    c"asound",
+    c"interrupts",
+    c"kcore",
+    c"keys",
+    c"key-users",
+    c"kmsg",
+    c"kpagecgroup",
+    c"kpagecount",
+    c"kpageflags",
+    c"latency_stats",
+    c"sched_debug",
+    c"scsi",
+    c"sysrq-trigger",
+    c"timer_list",
+];
+
+/// Read-only in /proc.
+const PROC_READ_ONLY: [&CStr; 4] = [c"bus", c"fs", c"irq", c"sys"];
+
+/// All that is shown of sysfs: what programs size themselves by, and the sandbox's own network devices.
+const SYS_SHOWN: [(&CStr, &[&CStr]); 4] = [
+    (
+        c"devices/system/cpu",
+        &[c"devices", c"devices/system", c"devices/system/cpu"],
+    ),
+    (c"devices/system/node", &[c"devices/system/node"]),
+    (c"devices/virtual/net", &[c"devices/virtual", c"devices/virtual/net"]),
+    (c"class/net", &[c"class", c"class/net"]),
+];
+
+/// Directories that programs expect to exist in /sys, kept empty.
+const SYS_EMPTY: [&CStr; 5] = [c"block", c"bus", c"fs", c"fs/cgroup", c"kernel"];
+
+/// The usual six: name, major, minor.
+const DEVICES: [(&CStr, u32, u32); 6] = [
+    (c"null", 1, 3),
+    (c"zero", 1, 5),
+    (c"full", 1, 7),
+    (c"random", 1, 8),
+    (c"urandom", 1, 9),
+    (c"tty", 5, 0),
+];
+
+const DEV_LINKS: [(&CStr, &CStr); 5] = [
+    (c"fd", c"/proc/self/fd"),
+    (c"stdin", c"/proc/self/fd/0"),
+    (c"stdout", c"/proc/self/fd/1"),
+    (c"stderr", c"/proc/self/fd/2"),
+    (c"ptmx", c"pts/ptmx"),
+];
+
+fn fixed(dir: usize, path: &'static CStr) -> Place {
+    Place::Fixed {
+        dir: Fd::Slot(dir),
+        path,
+        make: true,
+    }
+}
+
+fn option(key: &'static CStr, value: &str) -> (&'static CStr, Option<CString>) {
+    (key, CString::new(value).ok())
+}
+
+fn new_fs(fstype: &'static CStr, options: &[(&'static CStr, &str)], attributes: u64, on: Place, slot: usize) -> Step {
+    Step::NewFs {
+        fstype,
+        options: options.iter().map(|(k, v)| option(k, v)).collect(),
+        attributes,
+        on,
+        slot,
+    }
+}
+
+/// /dev: six devices, links, a shm of `shm_bytes`, terminals of its own. Its files belong to the sandbox's root, `base`.
+pub fn dev(base: u32, shm_bytes: u64) -> Vec<Step> {
+    let dev = Fd::Slot(slot::DEV);
+    let root = base.to_string();
+    let owner = [(c"uid", root.as_str()), (c"gid", root.as_str())];
+    let mut options = owner.to_vec();
+    options.extend([(c"mode", "755"), (c"size", "256k"), (c"nr_inodes", "1024")]);
+    let attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC;
+    let mut steps = vec![new_fs(
+        c"tmpfs",
+        &options,
+        attributes,
+        fixed(slot::ROOT, c"dev"),
+        slot::DEV,
+    )];
+    steps.extend(DEVICES.map(|(path, major, minor)| Step::Device {
+        dir: dev,
+        path,
+        major,
+        minor,
+    }));
+    steps.extend(DEV_LINKS.map(|(path, target)| Step::Link { dir: dev, path, target }));
+    let size = shm_bytes.to_string();
+    let mut options = owner.to_vec();
+    options.extend([(c"mode", "1777"), (c"size", size.as_str()), (c"nr_inodes", "65536")]);
+    steps.push(new_fs(
+        c"tmpfs",
+        &options,
+        QUIET,
+        fixed(slot::DEV, c"shm"),
+        slot::SCRATCH,
+    ));
+    let tty = (base + 5).to_string();
+    let options = [
+        (c"gid", tty.as_str()),
+        (c"mode", "620"),
+        (c"ptmxmode", "666"),
+        (c"max", "1024"),
+    ];
+    let attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC;
+    steps.push(new_fs(
+        c"devpts",
+        &options,
+        attributes,
+        fixed(slot::DEV, c"pts"),
+        slot::PTS,
+    ));
+    steps
+}
+
+/// /proc of the new PID namespace, with what concerns the host hidden or read-only.
+pub fn proc() -> Vec<Step> {
+    let proc = Fd::Slot(slot::PROC);
+    let mut steps = vec![
+        new_fs(c"proc", &[], QUIET, fixed(slot::ROOT, c"proc"), slot::PROC),
+        Step::Clone {
+            dir: Fd::Slot(slot::DEV),
+            path: c"null",
+            attributes: 0,
+            slot: slot::NULL,
+        },
+        Step::Clone {
+            dir: Fd::Slot(slot::SYS),
+            path: c"block",
+            attributes: 0,
+            slot: slot::EMPTY,
+        },
+    ];
+    for path in PROC_READ_ONLY {
+        steps.push(Step::Clone {
+            dir: proc,
+            path,
+            attributes: QUIET | MOUNT_ATTR_RDONLY,
+            slot: slot::SCRATCH,
+        });
+        steps.push(Step::Attach {
+            tree: Fd::Slot(slot::SCRATCH),
+            on: fixed(slot::PROC, path),
+            missing_ok: false,
+        });
+    }
+    steps.extend(PROC_MASKED.map(|path| Step::Mask {
+        dir: proc,
+        path,
+        file: Fd::Slot(slot::NULL),
+        directory: Fd::Slot(slot::EMPTY),
+    }));
+    steps
+}
+
+/// /sys: a small read-only tree of empty directories with the few parts of sysfs that programs read.
+///
+/// Sysfs itself is mounted on the stage, which the sandbox leaves behind.
+pub fn sys(base: u32) -> Vec<Step> {
+    let root = base.to_string();
+    let options = [
+        (c"uid", root.as_str()),
+        (c"gid", root.as_str()),
+        (c"mode", "755"),
+        (c"size", "4k"),
+        (c"nr_inodes", "64"),
+    ];
+    let sys = Fd::Slot(slot::SYS);
+    let mut steps = vec![
+        new_fs(c"tmpfs", &options, QUIET, fixed(slot::ROOT, c"sys"), slot::SYS),
+        new_fs(
+            c"sysfs",
+            &[],
+            QUIET | MOUNT_ATTR_RDONLY,
+            fixed(slot::STAGE, c"s"),
+            slot::SYSFS,
+        ),
+    ];
+    let directory = |path| Step::Directory {
+        dir: sys,
+        path,
+        mode: 0o755,
+    };
+    steps.extend(SYS_EMPTY.map(directory));
+    for (path, parents) in SYS_SHOWN {
+        steps.extend(parents.iter().map(|p| directory(p)));
+        steps.push(Step::Clone {
+            dir: Fd::Slot(slot::SYSFS),
+            path,
+            attributes: 0,
+            slot: slot::SCRATCH,
+        });
+        steps.push(Step::Attach {
+            tree: Fd::Slot(slot::SCRATCH),
+            on: fixed(slot::SYS, path),
+            missing_ok: false,
+        });
+    }
+    steps.push(Step::Seal {
+        mount: sys,
+        attributes: QUIET | MOUNT_ATTR_RDONLY,
+    });
+    steps
+}

@@ -1,0 +1,195 @@
+//! One sandbox's plan as the steps of its first process.
+
+use std::ffi::{CStr, CString};
+
+use dsec_sys::{Error, Fd, Place, Result, Step};
+use serde::Deserialize;
+
+use crate::sight;
+
+/// Slots of the descriptors that steps hand on.
+pub mod slot {
+    pub const STAGE: usize = 0;
+    pub const ROOT: usize = 1;
+    pub const DEV: usize = 2;
+    pub const PTS: usize = 3;
+    pub const SYS: usize = 4;
+    pub const SYSFS: usize = 5;
+    pub const PROC: usize = 6;
+    pub const NULL: usize = 7;
+    pub const EMPTY: usize = 8;
+    pub const SCRATCH: usize = 9;
+}
+
+/// A volume or data layer: its directory on the node and its path in the sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Extra {
+    pub source: String,
+    pub target: String,
+    pub read_only: bool,
+}
+
+/// All that one launch needs. Numbers named `..fd` are the caller's descriptors, used and left open.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Cell {
+    pub hostname: String,
+    /// Host id of the sandbox's root; its ids are the 65,536 from here.
+    pub base: u32,
+    /// Host id that aether runs as.
+    pub agent_id: u32,
+    /// Directories of mounted layers, lowest first.
+    pub layers: Vec<String>,
+    /// Directory with `upper` and `work`.
+    pub writable: String,
+    pub extras: Vec<Extra>,
+    pub shm_bytes: u64,
+    pub stage_fd: i32,
+    pub user_fd: i32,
+    pub net_fd: i32,
+    pub ipc_fd: i32,
+    pub uts_fd: i32,
+    pub program_fd: i32,
+    pub null_fd: i32,
+    pub listener_fd: i32,
+    /// v2 cgroup in which aether starts, and the one below which it makes a group for each command.
+    pub home_fd: i32,
+    pub work_fd: i32,
+    /// v1 `tasks` of the sandbox's limits, and of the group in which aether itself stays.
+    pub tasks_fds: Vec<i32>,
+    pub agent_tasks_fds: Vec<i32>,
+    #[serde(with = "serde_bytes")]
+    pub filter: Vec<u8>,
+    pub capabilities: u64,
+    pub no_new_privileges: bool,
+}
+
+/// Trees that were made ready outside, by descriptor.
+pub struct Trees {
+    pub root: i32,
+    /// Beside `Cell::extras`.
+    pub extras: Vec<i32>,
+}
+
+/// Descriptor numbers that aether finds its own at; 3 is the boot record.
+pub mod number {
+    pub const LISTENER: u32 = 4;
+    pub const USERNS: u32 = 5;
+    pub const CGROUP: u32 = 6;
+    pub const DEVPTS: u32 = 7;
+    pub const TASKS: u32 = 8;
+}
+
+fn text(value: &str) -> Result<CString> {
+    CString::new(value).map_err(|_| Error::new("launch", value.replace('\0', "\\0"), libc::EINVAL))
+}
+
+const NEW_MOUNTS: i32 = libc::CLONE_NEWNS;
+const NEW_CGROUP: i32 = libc::CLONE_NEWCGROUP;
+const NEW_UTS: i32 = libc::CLONE_NEWUTS;
+const NEW_IPC: i32 = libc::CLONE_NEWIPC;
+/// The namespace that the process itself is made in.
+pub const NEW_PID: i32 = libc::CLONE_NEWPID;
+const NEW_NET: i32 = libc::CLONE_NEWNET;
+
+/// Files that name the sandbox to its own programs, where the image has none.
+fn names(hostname: &str) -> Result<Vec<Step>> {
+    let hosts = format!("127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost ip6-localhost ip6-loopback\n");
+    let file = |name: &'static CStr, content: &str| -> Result<Step> {
+        Ok(Step::File {
+            root: Fd::Slot(slot::ROOT),
+            parent: c"etc",
+            name,
+            text: text(content)?,
+        })
+    };
+    Ok(vec![
+        file(c"hostname", &format!("{hostname}\n"))?,
+        file(c"hosts", &hosts)?,
+        file(c"resolv.conf", "")?,
+    ])
+}
+
+fn extras(cell: &Cell, trees: &Trees) -> Result<Vec<Step>> {
+    let mut steps = Vec::new();
+    for (extra, tree) in cell.extras.iter().zip(&trees.extras) {
+        let on = Place::inside(Fd::Slot(slot::ROOT), &extra.target)
+            .ok_or_else(|| Error::new("mount", extra.target.clone(), libc::EINVAL))?;
+        steps.push(Step::Attach {
+            tree: Fd::Parent(*tree),
+            on,
+            missing_ok: false,
+        });
+    }
+    Ok(steps)
+}
+
+fn join(fd: i32, kind: i32) -> Step {
+    Step::Join {
+        fd: Fd::Parent(fd),
+        kind,
+    }
+}
+
+fn enlist(fds: &[i32]) -> impl Iterator<Item = Step> + '_ {
+    fds.iter().map(|fd| Step::Enlist { tasks: Fd::Parent(*fd) })
+}
+
+/// The steps in their order; `boot_fd` holds aether's boot record.
+///
+/// # Errors
+/// EINVAL for a target that is no absolute path inside, or text with a NUL.
+pub fn steps(cell: &Cell, trees: &Trees, boot_fd: i32) -> Result<Vec<Step>> {
+    let mut steps = vec![
+        join(cell.stage_fd, NEW_MOUNTS),
+        Step::Unshare { flags: NEW_MOUNTS },
+        join(cell.net_fd, NEW_NET),
+        join(cell.ipc_fd, NEW_IPC),
+        join(cell.uts_fd, NEW_UTS),
+        Step::Hostname {
+            name: text(&cell.hostname)?,
+        },
+        // Whatever is made from here on belongs to the sandbox's root, as on its own overlay.
+        Step::FsIds { id: cell.base },
+        Step::OpenRoot {
+            path: c"/",
+            slot: slot::STAGE,
+        },
+        Step::Attach {
+            tree: Fd::Parent(trees.root),
+            on: Place::Fixed {
+                dir: Fd::Slot(slot::STAGE),
+                path: c"r",
+                make: false,
+            },
+            missing_ok: false,
+        },
+        Step::OpenRoot {
+            path: c"/r",
+            slot: slot::ROOT,
+        },
+    ];
+    steps.extend(names(&cell.hostname)?);
+    steps.extend(sight::dev(cell.base, cell.shm_bytes));
+    steps.extend(sight::sys(cell.base));
+    steps.extend(sight::proc());
+    steps.extend(extras(cell, trees)?);
+    steps.push(Step::Pivot {
+        root: Fd::Slot(slot::ROOT),
+    });
+    // The cgroup namespace is made where the commands will live, so that they see themselves at its root.
+    steps.extend(enlist(&cell.tasks_fds));
+    steps.push(Step::Unshare { flags: NEW_CGROUP });
+    steps.extend(enlist(&cell.agent_tasks_fds));
+    steps.push(Step::Settle);
+    steps.push(Step::Become { id: cell.agent_id });
+    let null = Fd::Parent(cell.null_fd);
+    let mut fds = vec![null, null, null, Fd::Parent(boot_fd)];
+    fds.extend([cell.listener_fd, cell.user_fd, cell.work_fd].map(Fd::Parent));
+    fds.push(Fd::Slot(slot::PTS));
+    fds.extend(cell.tasks_fds.iter().copied().map(Fd::Parent));
+    steps.push(Step::Arrange {
+        fds,
+        program: Fd::Parent(cell.program_fd),
+    });
+    Ok(steps)
+}

@@ -1,0 +1,245 @@
+//! Namespaces made ahead: a sandbox's user namespace and those it owns, and the bare mount namespace all begin from.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::ptr;
+
+use crate::carry::sys;
+use crate::disguise::Disguise;
+use crate::error::{check, Error, Result};
+use crate::mount::{mount, umount};
+use crate::raw;
+
+const STACK: usize = 16 * 1024;
+/// Ids in a sandbox's map: 0 to 65,535.
+pub const IDS: u32 = 65_536;
+
+/// The namespaces of one sandbox, kept by descriptors alone: no process is in them.
+#[derive(Debug)]
+pub struct Namespaces {
+    pub user: OwnedFd,
+    pub net: OwnedFd,
+    pub ipc: OwnedFd,
+    pub uts: OwnedFd,
+}
+
+/// The holder: sets what only a process inside can set, then waits to be killed. Raw calls only, no thread-local storage.
+unsafe extern "C" fn hold(argument: usize) -> ! {
+    let ready = argument as i32;
+    let answer = forbid_nested_namespaces().err().unwrap_or(0);
+    let byte = answer as u8;
+    let _ = sys(
+        libc::SYS_write,
+        [ready as usize, ptr::from_ref(&byte) as usize, 1, 0, 0, 0],
+    );
+    loop {
+        let _ = sys(libc::SYS_ppoll, [0; 6]);
+    }
+}
+
+fn forbid_nested_namespaces() -> std::result::Result<isize, i32> {
+    let path = c"/proc/sys/user/max_user_namespaces".as_ptr() as usize;
+    let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as usize;
+    let fd = sys(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0, 0])? as usize;
+    sys(libc::SYS_write, [fd, c"0".as_ptr() as usize, 1, 0, 0, 0])
+}
+
+/// A process that shares our memory and lives in the new namespaces until it is dropped.
+struct Holder {
+    pid: i32,
+    stack: *mut libc::c_void,
+}
+
+impl Holder {
+    fn new(owner: u32) -> Result<Self> {
+        let (ready, report) = pipe()?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK;
+        // SAFETY: a fresh anonymous mapping, placed by the kernel.
+        let stack = unsafe { libc::mmap(ptr::null_mut(), STACK, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        if stack == libc::MAP_FAILED {
+            return Err(Error::last("mmap", "stack"));
+        }
+        let mut holder = Self { pid: 0, stack };
+        // SAFETY: clone_args is plain numbers, for which zero means absent.
+        let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+        let new = libc::CLONE_NEWUSER | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+        // CLEAR_SIGHAND: no handler of ours may run in it.
+        args.flags = (libc::CLONE_VM | new) as u64 | 0x1_0000_0000;
+        args.exit_signal = libc::SIGCHLD as u64;
+        args.stack = stack as u64;
+        args.stack_size = STACK as u64;
+        let owner = Disguise::effective(owner)?;
+        // SAFETY: the stack is fresh and stays mapped until the holder is dead; `hold` never returns and touches no
+        // memory but its own stack and constants.
+        let pid = unsafe { raw::clone3(&raw const args, hold, report.as_raw_fd() as usize) };
+        drop(owner);
+        if pid < 0 {
+            return Err(Error::new("clone3", "user namespace", -pid as i32));
+        }
+        holder.pid = pid as i32;
+        drop(report);
+        let mut answer = 0_u8;
+        // SAFETY: one byte into one byte.
+        let got = unsafe { libc::read(ready.as_raw_fd(), (&raw mut answer).cast(), 1) };
+        if got != 1 {
+            return Err(Error::new("read", "holder", libc::EPIPE));
+        }
+        if answer != 0 {
+            return Err(Error::new("write", "/proc/sys/user/max_user_namespaces", answer.into()));
+        }
+        Ok(holder)
+    }
+
+    fn map(&self, base: u32) -> Result<()> {
+        for name in ["uid_map", "gid_map"] {
+            let path = format!("/proc/{}/{name}", self.pid);
+            fs::write(&path, format!("0 {base} {IDS}")).map_err(|e| Error::from_io("write", Path::new(&path), &e))?;
+        }
+        Ok(())
+    }
+
+    fn open(&self, name: &str) -> Result<OwnedFd> {
+        let path = format!("/proc/{}/ns/{name}", self.pid);
+        let file = File::open(&path).map_err(|e| Error::from_io("open", Path::new(&path), &e))?;
+        Ok(file.into())
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // SAFETY: the pid is our own child's, not yet waited for; the stack is ours and unused once it is dead.
+        unsafe {
+            if self.pid > 0 {
+                libc::kill(self.pid, libc::SIGKILL);
+                libc::waitpid(self.pid, ptr::null_mut(), 0);
+            }
+            libc::munmap(self.stack, STACK);
+        }
+    }
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd)> {
+    let mut ends = [0_i32; 2];
+    // SAFETY: two numbers into two places; on success both descriptors are new and ours.
+    unsafe {
+        check(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC).into(), "pipe2", "")?;
+        Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
+    }
+}
+
+/// Makes the namespaces of a sandbox whose ids are `base` to `base` + 65,535, owned by the host id `owner`.
+///
+/// In them: no nested user namespaces, loopback up, every port and ICMP echo open to every user.
+///
+/// # Errors
+/// ENOSPC at the host's limits of namespaces; EPERM without privilege.
+pub fn make_namespaces(base: u32, owner: u32) -> Result<Namespaces> {
+    let holder = Holder::new(owner)?;
+    holder.map(base)?;
+    let made = Namespaces {
+        user: holder.open("user")?,
+        net: holder.open("net")?,
+        ipc: holder.open("ipc")?,
+        uts: holder.open("uts")?,
+    };
+    drop(holder);
+    open_network(&made.net, base)?;
+    Ok(made)
+}
+
+fn sysctl(name: &str, value: &str) -> Result<()> {
+    let path = format!("/proc/sys/{name}");
+    OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(value.as_bytes()))
+        .map_err(|e| Error::from_io("write", Path::new(&path), &e))
+}
+
+/// Sets up the network from a thread that visits it; the thread ends, so nothing of ours stays there.
+fn open_network(net: &OwnedFd, base: u32) -> Result<()> {
+    in_thread(|| {
+        // SAFETY: a descriptor that lives past the call.
+        let r = unsafe { libc::setns(net.as_raw_fd(), libc::CLONE_NEWNET) };
+        check(r.into(), "setns", "net")?;
+        loopback_up()?;
+        sysctl("net/ipv4/ip_unprivileged_port_start", "0")?;
+        let last = base + IDS - 1;
+        sysctl("net/ipv4/ping_group_range", &format!("{base} {last}"))
+    })
+}
+
+fn in_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        std::thread::Builder::new()
+            .spawn_scoped(scope, work)
+            .map_err(|e| Error::from_io("thread", Path::new(""), &e))?
+            .join()
+            .unwrap_or_else(|_| Err(Error::new("thread", "panicked", libc::EIO)))
+    })
+}
+
+fn loopback_up() -> Result<()> {
+    // SAFETY: a new socket, and an ifreq that is ours; `lo` fits its name field.
+    unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        check(fd.into(), "socket", "")?;
+        let socket = OwnedFd::from_raw_fd(fd);
+        let mut request: libc::ifreq = std::mem::zeroed();
+        request.ifr_name[0] = b'l' as libc::c_char;
+        request.ifr_name[1] = b'o' as libc::c_char;
+        request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
+        check(
+            libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request).into(),
+            "ioctl",
+            "lo up",
+        )?;
+    }
+    Ok(())
+}
+
+/// A mount namespace with nothing in it but an empty, read-only root with the directories `r` and `s`: where sandboxes begin, so
+/// that no mount of the host's is ever copied into one.
+///
+/// # Errors
+/// As the kernel gives them. `scratch` is a directory that the namespace is built over (in a private copy).
+pub fn make_stage(scratch: &str) -> Result<OwnedFd> {
+    in_thread(|| {
+        // SAFETY: plain numbers; concerns this thread, which ends with this function.
+        let r = unsafe { libc::unshare(libc::CLONE_FS | libc::CLONE_NEWNS) };
+        check(r.into(), "unshare", "mount namespace")?;
+        mount("", "/", "", libc::MS_REC | libc::MS_PRIVATE, "")?;
+        mount(
+            "stage",
+            scratch,
+            "tmpfs",
+            libc::MS_NOSUID | libc::MS_NODEV,
+            "mode=755,size=64k",
+        )?;
+        for name in ["r", "s"] {
+            let inside = Path::new(scratch).join(name);
+            fs::create_dir(&inside).map_err(|e| Error::from_io("mkdir", &inside, &e))?;
+        }
+        // Opened before the root moves, while the host's /proc is still to be seen.
+        let here =
+            File::open("/proc/thread-self/ns/mnt").map_err(|e| Error::from_io("open", Path::new("ns/mnt"), &e))?;
+        std::env::set_current_dir(scratch).map_err(|e| Error::from_io("chdir", Path::new(scratch), &e))?;
+        // SAFETY: both paths are NUL-terminated strings.
+        let r = unsafe { libc::syscall(libc::SYS_pivot_root, c".".as_ptr(), c".".as_ptr()) };
+        check(r, "pivot_root", scratch)?;
+        umount(".", true)?;
+        let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV;
+        mount("", "/", "", flags, "")?;
+        Ok(here.into())
+    })
+}
+
+/// The descriptors of a set, in the order user, net, ipc, uts.
+impl Namespaces {
+    #[must_use]
+    pub fn numbers(&self) -> [i32; 4] {
+        [&self.user, &self.net, &self.ipc, &self.uts].map(|fd| fd.as_fd().as_raw_fd())
+    }
+}

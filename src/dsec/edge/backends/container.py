@@ -1,0 +1,443 @@
+"""Sandboxes as containers of our own launcher: cgroups, namespaces and an overlay on the node's pool."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC, ESRCH
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from dsec.kernel.cgroup import Cgroups, GroupLimits, choose_cgroups
+from dsec.kernel.errors import KernelError, kernel_op
+from dsec.kernel.launch import CellPlan, Extra, Launched, Launcher
+from dsec.kernel.namespaces import NamespacePool
+from dsec.kernel.pool import Pool
+from dsec.kernel.uids import Slots, agent_id, slot_of_agent
+from dsec.model.aether import VERSION, HelloReply, HelloRequest
+from dsec.model.errors import DSecError
+from dsec.model.outcome import End
+from dsec.model.plan import Aftermath, Capabilities, Handle, Life, Plan, Usage
+from dsec.ports.agent import Agent
+from dsec.ports.backend import BackendFailure, Started
+from dsec.ports.clock import Clock
+
+__all__ = ["Container", "ContainerSettings"]
+
+_T = TypeVar("_T")
+_HANDLE_VERSION = 1
+_FULL = frozenset({EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC})
+_IMAGE_OPS = frozenset({"fsconfig", "open_tree", "mount_setattr", "move_mount", "openat"})
+_BACKLOG = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSettings:
+    """`state`: the node's directory. `program`: the static aether binary. `filter`: seccomp program of every command.
+    `pool_device`, `pool_bytes`: see kernel.pool. `ahead_low`, `ahead_high`: namespaces kept ready. `workers`: threads for
+    what blocks in the kernel. `answer_seconds`, `stop_seconds`: patience with a new aether, and with a killed one.
+    """
+
+    state: Path
+    program: Path
+    filter: bytes
+    pool_device: str | None = None
+    pool_bytes: int | None = None
+    ahead_low: int = 16
+    ahead_high: int = 48
+    workers: int = 4
+    answer_seconds: float = 10.0
+    stop_seconds: float = 20.0
+
+
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    """What a handle says. Every other name follows from `name`: groups, subvolume and socket are called by it."""
+
+    version: int
+    name: str
+    slot: int
+
+
+class _Alive:
+    """A sandbox whose aether runs: the descriptor that says when it ends, and what was learned then."""
+
+    def __init__(self, pid: int, pidfd: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self.ended: asyncio.Future[tuple[End, str]] = loop.create_future()
+        self.dead = asyncio.Event()
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_State).decode
+
+
+class Container:
+    """Backend of kind `container`. `connect`: makes the agent's client of a socket path."""
+
+    def __init__(self, settings: ContainerSettings, clock: Clock, connect: Callable[[str], Agent]) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._connect = connect
+        self._run = settings.state / "run"
+        node = "dsec-" + sha256(str(settings.state).encode()).hexdigest()[:8]
+        self._groups: Cgroups = choose_cgroups(node)
+        self._pool = Pool(settings.state, device=settings.pool_device, size=settings.pool_bytes)
+        self._slots = Slots(str(settings.state))
+        self._namespaces = NamespacePool(self._slots, low=settings.ahead_low, high=settings.ahead_high)
+        self._launcher: Launcher | None = None
+        self._workers: ThreadPoolExecutor | None = None
+        self._run_fd = -1
+        self._alive: dict[str, _Alive] = {}
+        self._starting: dict[str, asyncio.Future[None]] = {}
+
+    @property
+    def pool(self) -> Pool:
+        """The node's pool; volumes are in it too."""
+        return self._pool
+
+    @property
+    def offers(self) -> Capabilities:
+        later = "not built yet for containers"
+        return Capabilities(
+            backend="container",
+            available=True,
+            why_not={
+                "pause": later,
+                "snapshot": later,
+                "fork": later,
+                "show": "a container has no screen",
+                "network": later,
+            },
+        )
+
+    async def open(self) -> None:
+        """Makes what all sandboxes of this node share. Raises BackendFailure."""
+        self._workers = ThreadPoolExecutor(self._settings.workers, thread_name_prefix="dsec-cell")
+        await self._work(self._open)
+
+    def _open(self) -> None:
+        with kernel_op("mkdir", str(self._run)):
+            self._run.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._run_fd = os.open(self._run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._pool.open()
+        self._groups.open()
+        self._slots.open()
+        for name in self._groups.names():
+            # Sandboxes that outlived their server keep their ids, whether or not a journal still knows them.
+            owner = self._groups.owner(name)
+            slot = None if owner is None else slot_of_agent(owner)
+            if slot is not None:
+                self._slots.hold(slot, name)
+        self._launcher = Launcher(self._settings.program, self._settings.filter, self._groups.agent_tasks)
+        self._launcher.open(self._run)
+        self._namespaces.open()
+
+    async def close(self) -> None:
+        """Lets go of everything but the sandboxes that still run, which a later server adopts. Raises BackendFailure."""
+        loop = asyncio.get_running_loop()
+        for alive in self._alive.values():
+            loop.remove_reader(alive.pidfd)
+            os.close(alive.pidfd)
+        running = bool(self._alive)
+        self._alive.clear()
+        await self._work(self._close, running)
+        if self._workers is not None:
+            self._workers.shutdown()
+
+    def _close(self, running: bool) -> None:
+        self._namespaces.close()
+        if self._launcher is not None:
+            self._launcher.close()
+        self._groups.close()
+        self._slots.close()
+        if not running:
+            self._pool.close()
+        if self._run_fd >= 0:
+            os.close(self._run_fd)
+            self._run_fd = -1
+
+    def reserve(self, plan: Plan) -> Handle:
+        """Claims a slot of ids, and with it a set of namespaces if one is ready."""
+        try:
+            slot = self._namespaces.take_slot(plan.sandbox_id)
+        except KernelError as error:
+            raise _failure(error, Aftermath.UNTOUCHED) from error
+        return Handle(backend="container", state=_encode(_State(_HANDLE_VERSION, plan.sandbox_id, slot)))
+
+    async def start(self, plan: Plan, handle: Handle) -> Started:
+        state = _opened(handle)
+        loop = asyncio.get_running_loop()
+        started = loop.create_future()
+        self._starting[state.name] = started
+        try:
+            # A cancelled start still finishes, so that stop() finds the whole of it.
+            phases = await asyncio.shield(self._begin(plan, state, loop, started))
+            begun = self._clock.monotonic()
+            await self._greet(handle)
+            phases["agent"] = self._clock.monotonic() - begun
+        except BackendFailure as failure:
+            raise await self._undone(handle, failure) from failure
+        return Started(phases)
+
+    def _begin(
+        self, plan: Plan, state: _State, loop: asyncio.AbstractEventLoop, started: asyncio.Future[None]
+    ) -> asyncio.Future[dict[str, float]]:
+        if self._workers is None:
+            raise BackendFailure("the backend is not open", aftermath=Aftermath.UNTOUCHED, end=End.INTERNAL)
+        job = loop.run_in_executor(self._workers, self._start, plan, state)
+        answer: asyncio.Future[dict[str, float]] = loop.create_future()
+
+        def finished(done: asyncio.Future[tuple[Launched, dict[str, float]]]) -> None:
+            error = done.exception()
+            if error is None:
+                launched, phases = done.result()
+                self._watch(state.name, launched.pid, launched.pidfd)
+                answer.set_result(phases)
+            elif isinstance(error, KernelError):
+                answer.set_exception(_failure(error, Aftermath.BROKEN))
+            else:
+                answer.set_exception(error)
+            self._starting.pop(state.name, None)
+            started.set_result(None)
+
+        job.add_done_callback(finished)
+        return answer
+
+    def _start(self, plan: Plan, state: _State) -> tuple[Launched, dict[str, float]]:
+        """Everything up to a running aether, in a worker thread. What fails midway is left for stop()."""
+        now, name, launcher = self._clock.monotonic, state.name, self._launcher
+        if launcher is None:
+            raise KernelError("launch", "not open", ESRCH)
+        begun = now()
+        namespaces = self._namespaces.namespaces(state.slot, name)
+        try:
+            joined = now()
+            limits = GroupLimits(plan.limits.memory_bytes, plan.limits.cpu_cores, plan.limits.pids, plan.identity.qos)
+            groups = self._groups.create(name, limits, agent_id(state.slot))
+            try:
+                grouped = now()
+                writable = self._pool.create(name, plan.limits.disk_bytes)
+                written = now()
+                with self._listen(name) as listener:
+                    launched = launcher.launch(_cell(plan, writable, listener.fileno()), namespaces, groups)
+            finally:
+                groups.close()
+        finally:
+            namespaces.close()
+        phases = {
+            "namespaces": joined - begun,
+            "groups": grouped - joined,
+            "rootfs": written - grouped + launched.rootfs,
+            "launch": now() - written - launched.rootfs,
+        }
+        return launched, phases
+
+    def _listen(self, name: str) -> socket.socket:
+        with kernel_op("bind", name):
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            try:
+                listener.bind(self._address(name))
+                listener.listen(_BACKLOG)
+            except OSError:
+                listener.close()
+                raise
+        return listener
+
+    def _address(self, name: str) -> str:
+        # Through a descriptor of the directory, since a socket's path ends at 107 bytes.
+        return f"/proc/self/fd/{self._run_fd}/{name}"
+
+    async def _greet(self, handle: Handle) -> None:
+        try:
+            async with asyncio.timeout(self._settings.answer_seconds):
+                reply = await self.agent(handle).call(HelloRequest(version=VERSION))
+        except (DSecError, OSError, TimeoutError) as error:
+            detail = f"aether did not answer: {error or type(error).__name__}"
+            raise BackendFailure(detail, aftermath=Aftermath.BROKEN, end=End.RUNTIME) from error
+        if not isinstance(reply, HelloReply) or reply.version != VERSION:
+            raise BackendFailure("aether speaks another version", aftermath=Aftermath.BROKEN, end=End.RUNTIME)
+
+    async def _undone(self, handle: Handle, failure: BackendFailure) -> BackendFailure:
+        try:
+            await self.stop(handle)
+        except BackendFailure as worse:
+            detail = f"{failure.detail}; then: {worse.detail}"
+            return BackendFailure(detail, aftermath=Aftermath.BROKEN, end=failure.end)
+        return BackendFailure(failure.detail, aftermath=Aftermath.UNDONE, end=failure.end)
+
+    async def adopt(self, handle: Handle) -> Life:
+        state = _opened(handle)
+        if state.name in self._alive:
+            return Life.ALIVE
+        found = await self._work(self._find, state)
+        held = self._namespaces.hold(state.slot, state.name)
+        if found is not None and held and self._socket_exists(state.name):
+            self._watch(state.name, *found)
+            return Life.ALIVE
+        if found is not None:
+            os.close(found[1])
+        if found is None and not self._leftovers(state.name):
+            self._namespaces.give_back(state.slot, state.name)
+            return Life.GONE
+        return Life.BROKEN
+
+    def _find(self, state: _State) -> tuple[int, int] | None:
+        """Pid and descriptor of the sandbox's aether, asked of the kernel."""
+        for pid in self._groups.processes(state.name):
+            try:
+                pidfd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            # Still in the group after the descriptor was opened: the number was not taken by another meanwhile.
+            if _is_first(pid) and pid in self._groups.processes(state.name):
+                return pid, pidfd
+            os.close(pidfd)
+        return None
+
+    def _socket_exists(self, name: str) -> bool:
+        return (self._run / name).is_socket()
+
+    def _leftovers(self, name: str) -> bool:
+        return self._groups.owner(name) is not None or self._pool.exists(name) or self._socket_exists(name)
+
+    def agent(self, handle: Handle) -> Agent:
+        return self._connect(self._address(_opened(handle).name))
+
+    async def wait_end(self, handle: Handle) -> tuple[End, str]:
+        alive = self._alive.get(_opened(handle).name)
+        if alive is None:
+            return End.RUNTIME, "the sandbox does not run"
+        return await asyncio.shield(alive.ended)
+
+    def _watch(self, name: str, pid: int, pidfd: int) -> None:
+        loop = asyncio.get_running_loop()
+        alive = self._alive[name] = _Alive(pid, pidfd, loop)
+        loop.add_reader(pidfd, self._ended, name, alive)
+
+    def _ended(self, name: str, alive: _Alive) -> None:
+        asyncio.get_running_loop().remove_reader(alive.pidfd)
+        alive.dead.set()
+        how = "its process is gone"
+        # An adopted sandbox is not our child: its status went to whoever reaps on this host.
+        with suppress(ChildProcessError):
+            status = os.waitid(os.P_PIDFD, alive.pidfd, os.WEXITED | os.WNOHANG)
+            if status is not None:
+                how = f"status {status.si_status}" if status.si_code == os.CLD_EXITED else f"signal {status.si_status}"
+        if not alive.ended.done():
+            alive.ended.set_result((End.RUNTIME, f"aether ended: {how}"))
+
+    async def stop(self, handle: Handle) -> None:
+        state = _opened(handle)
+        starting = self._starting.get(state.name)
+        if starting is not None:
+            await asyncio.shield(starting)
+        alive = self._alive.get(state.name)
+        try:
+            if alive is None and (found := self._find(state)) is not None:
+                self._watch(state.name, *found)
+                alive = self._alive[state.name]
+            if alive is not None:
+                await self._kill(state, alive)
+            await self._work(self._remove, state)
+        except KernelError as error:
+            raise _failure(error, Aftermath.BROKEN) from error
+        self._namespaces.give_back(state.slot, state.name)
+
+    async def _kill(self, state: _State, alive: _Alive) -> None:
+        if not alive.ended.done():
+            alive.ended.set_result((End.STOPPED, "stopped"))
+        if not alive.dead.is_set():
+            self._groups.kill(state.name)
+            # The first process of a PID namespace takes all others with it, whatever their groups.
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(alive.pidfd, signal.SIGKILL)
+            try:
+                async with asyncio.timeout(self._settings.stop_seconds):
+                    await alive.dead.wait()
+            except TimeoutError as error:
+                detail = f"process {alive.pid} does not end"
+                raise BackendFailure(detail, aftermath=Aftermath.BROKEN, end=End.RUNTIME) from error
+        if self._alive.get(state.name) is alive:
+            del self._alive[state.name]
+            os.close(alive.pidfd)
+
+    def _remove(self, state: _State) -> None:
+        self._groups.remove(state.name)
+        self._pool.delete(state.name)
+        with kernel_op("unlink", state.name), suppress(FileNotFoundError):
+            os.unlink(self._run / state.name)
+
+    async def usage(self, handle: Handle) -> Usage:
+        name = _opened(handle).name
+        return await self._work(self._usage, name)
+
+    def _usage(self, name: str) -> Usage:
+        groups = self._groups.usage(name)
+        return Usage(
+            memory_bytes=groups.memory,
+            memory_peak_bytes=groups.memory_peak,
+            memory_limit_bytes=groups.memory_limit,
+            cpu_seconds=groups.cpu_seconds,
+            pids=groups.pids,
+            disk_bytes=self._pool.used(name),
+            oom_kills=groups.oom_kills,
+        )
+
+    async def _work(self, job: Callable[..., _T], *args: object) -> _T:
+        if self._workers is None:
+            raise BackendFailure("the backend is not open", aftermath=Aftermath.UNTOUCHED, end=End.INTERNAL)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._workers, job, *args)
+        except KernelError as error:
+            raise _failure(error, Aftermath.BROKEN) from error
+
+
+def _opened(handle: Handle) -> _State:
+    try:
+        state = _decode(handle.state)
+    except msgspec.DecodeError as error:
+        raise BackendFailure("a broken handle", aftermath=Aftermath.BROKEN, end=End.INTERNAL) from error
+    if handle.backend != "container" or state.version != _HANDLE_VERSION:
+        detail = f"a handle of {handle.backend} version {state.version}"
+        raise BackendFailure(detail, aftermath=Aftermath.BROKEN, end=End.INTERNAL)
+    return state
+
+
+def _cell(plan: Plan, writable: Path, listener: int) -> CellPlan:
+    return CellPlan(
+        hostname=plan.identity.hostname,
+        layers=tuple(mount.source for mount in plan.layers),
+        writable=str(writable),
+        extras=tuple(Extra(mount.source, mount.target, mount.read_only) for mount in plan.mounts),
+        shm_bytes=plan.limits.shm_bytes,
+        listener=listener,
+        no_new_privileges=plan.identity.no_new_privileges,
+    )
+
+
+def _is_first(pid: int) -> bool:
+    """True for the first process of a PID namespace of its own."""
+    with kernel_op("read", f"/proc/{pid}/status"), suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines():
+            if line.startswith("NSpid:"):
+                return line.split()[-1] == "1" and len(line.split()) > 2
+    return False
+
+
+def _failure(error: KernelError, aftermath: Aftermath) -> BackendFailure:
+    """What a refusal of the kernel means for a sandbox: the one place where errno becomes a class of end."""
+    if error.errno in _FULL:
+        end = End.CAPACITY
+    elif error.op in _IMAGE_OPS:
+        end = End.IMAGE
+    else:
+        end = End.RUNTIME
+    return BackendFailure(str(error), aftermath=aftermath, end=end)

@@ -1,0 +1,365 @@
+"""Limits and accounts of sandboxes by cgroups: one small interface, for hybrid hosts and for pure v2.
+
+On a hybrid host the v1 controllers limit and the empty v2 tree groups and kills. Either way a sandbox has a v2 directory
+that belongs to its aether's host id, below which aether makes a group for each command.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from errno import EBUSY, ENODEV, ENOENT
+from pathlib import Path
+from typing import Literal
+
+from dsec.kernel.errors import KernelError, kernel_op
+
+__all__ = ["Cgroups", "GroupFds", "GroupLimits", "GroupUsage", "Hybrid", "Unified", "choose_cgroups"]
+
+_PERIOD_US = 100_000
+_SHARES = {"ls": 1024, "be": 128}
+_WEIGHTS = {"ls": 100, "be": 12}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """`memory_bytes`, `cpu_cores` (fractions allowed), `pids`; `qos` sets the share of CPU under contention."""
+
+    memory_bytes: int
+    cpu_cores: float
+    pids: int
+    qos: Literal["ls", "be"] = "be"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFds:
+    """What a launch needs: v2 directories for aether (`home`) and its commands (`work`), and v1 `tasks` files."""
+
+    home: int
+    work: int
+    tasks: tuple[int, ...]
+
+    def close(self) -> None:
+        for fd in {self.home, self.work, *self.tasks}:
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUsage:
+    """Bytes, seconds and counts of a sandbox; `oom_kills` and `pids_refused` since its start."""
+
+    memory: int
+    memory_peak: int
+    memory_limit: int
+    cpu_seconds: float
+    pids: int
+    oom_kills: int
+    pids_refused: int
+
+
+class Cgroups(ABC):
+    """Groups of one server, all below `node` in each hierarchy; names are the caller's. Methods raise KernelError."""
+
+    kind: Literal["hybrid", "unified"]
+
+    def __init__(self, root: Path, node: str) -> None:
+        self._root = root
+        self._node = node
+        self.agent_tasks: tuple[int, ...] = ()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Makes the server's own groups; done where they are there."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Removes the server's own groups if no sandbox is left in them."""
+
+    @abstractmethod
+    def create(self, name: str, limits: GroupLimits, owner: int) -> GroupFds:
+        """Makes the sandbox's groups with their limits; `owner` is the host id of its aether."""
+
+    @abstractmethod
+    def usage(self, name: str) -> GroupUsage: ...
+
+    @abstractmethod
+    def oom_kills(self, name: str) -> int: ...
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Removes the sandbox's groups, aether's own below them too; done where they are gone. EBUSY while a process lives."""
+
+    @property
+    @abstractmethod
+    def _tree(self) -> Path:
+        """The v2 directory of the server's sandboxes."""
+
+    def names(self) -> list[str]:
+        """Sandboxes that have a v2 group here."""
+        with kernel_op("readdir", str(self._tree)):
+            return sorted(entry.name for entry in os.scandir(self._tree) if entry.is_dir())
+
+    def owner(self, name: str) -> int | None:
+        """Host id of the aether that the sandbox's group belongs to; None where there is no group."""
+        try:
+            return os.stat(self._tree / name).st_uid
+        except FileNotFoundError:
+            return None
+
+    def kill(self, name: str) -> None:
+        """Kills every process of the sandbox, at once; done where it has no group."""
+        try:
+            _write(self._tree / name / "cgroup.kill", "1")
+        except KernelError as error:
+            if error.errno not in (ENOENT, ENODEV):
+                raise
+
+    def processes(self, name: str) -> list[int]:
+        """Host pids of aether and the processes it keeps beside its commands; empty where there is no group."""
+        try:
+            return [int(pid) for pid in _read(self._home(name) / "cgroup.procs").split()]
+        except KernelError as error:
+            if error.errno in (ENOENT, ENODEV):
+                return []
+            raise
+
+    def _home(self, name: str) -> Path:
+        return self._tree / name
+
+
+class Hybrid(Cgroups):
+    """v1 memory, cpu and pids under `root`, the empty v2 tree at `root/unified`."""
+
+    kind = "hybrid"
+    controllers = ("memory", "cpu", "pids")
+
+    def __init__(self, root: Path, node: str) -> None:
+        super().__init__(root, node)
+        self._swap = (root / "memory" / "memory.memsw.limit_in_bytes").exists()
+
+    @property
+    def _tree(self) -> Path:
+        return self._root / "unified" / self._node
+
+    def open(self) -> None:
+        _mkdir(self._tree)
+        for controller in self.controllers:
+            _mkdir(self._v1(controller))
+            _mkdir(self._v1(controller) / "agents")
+        if not self.agent_tasks:
+            self.agent_tasks = tuple(_open(self._v1(c) / "agents" / "tasks", os.O_WRONLY) for c in self.controllers)
+
+    def close(self) -> None:
+        for fd in self.agent_tasks:
+            os.close(fd)
+        self.agent_tasks = ()
+        for controller in self.controllers:
+            _rmdir_if_empty(self._v1(controller) / "agents")
+            _rmdir_if_empty(self._v1(controller))
+        _rmdir_if_empty(self._tree)
+
+    def create(self, name: str, limits: GroupLimits, owner: int) -> GroupFds:
+        fds: list[int] = []
+        try:
+            fds.append(_delegate(self._tree / name, owner))
+            for controller, settings in self._settings(limits).items():
+                group = self._v1(controller) / name
+                _mkdir(group)
+                for key, value in settings.items():
+                    _write(group / key, value)
+                fds.append(_open(group / "tasks", os.O_WRONLY))
+        except KernelError:
+            for fd in fds:
+                os.close(fd)
+            self.remove(name)
+            raise
+        return GroupFds(fds[0], fds[0], tuple(fds[1:]))
+
+    def _settings(self, limits: GroupLimits) -> dict[str, dict[str, str]]:
+        memory = {"memory.limit_in_bytes": str(limits.memory_bytes)}
+        if self._swap:
+            memory["memory.memsw.limit_in_bytes"] = str(limits.memory_bytes)
+        return {
+            "memory": memory,
+            "cpu": {
+                "cpu.cfs_quota_us": str(max(1000, int(limits.cpu_cores * _PERIOD_US))),
+                "cpu.shares": str(max(2, int(_SHARES[limits.qos] * limits.cpu_cores))),
+            },
+            "pids": {"pids.max": str(limits.pids)},
+        }
+
+    def usage(self, name: str) -> GroupUsage:
+        memory, pids = self._v1("memory") / name, self._v1("pids") / name
+        return GroupUsage(
+            memory=int(_read(memory / "memory.usage_in_bytes")),
+            memory_peak=int(_read(memory / "memory.max_usage_in_bytes")),
+            memory_limit=int(_read(memory / "memory.limit_in_bytes")),
+            cpu_seconds=_field(self._tree / name / "cpu.stat", "usage_usec") / 1e6,
+            pids=int(_read(pids / "pids.current")),
+            oom_kills=self.oom_kills(name),
+            pids_refused=_field(pids / "pids.events", "max"),
+        )
+
+    def oom_kills(self, name: str) -> int:
+        return _field(self._v1("memory") / name / "memory.oom_control", "oom_kill")
+
+    def remove(self, name: str) -> None:
+        _remove_tree(self._tree / name)
+        for controller in self.controllers:
+            _remove_tree(self._v1(controller) / name)
+
+    def _v1(self, controller: str) -> Path:
+        return self._root / controller / self._node
+
+
+class Unified(Cgroups):
+    """Pure v2: `root/node/name` holds `aether`, outside the limits, and `work`, which has them."""
+
+    kind = "unified"
+    controllers = ("memory", "cpu", "pids")
+
+    @property
+    def _tree(self) -> Path:
+        return self._root / self._node
+
+    def _home(self, name: str) -> Path:
+        return self._tree / name / "aether"
+
+    def open(self) -> None:
+        _enable(self._root, self.controllers)
+        _mkdir(self._tree)
+        _enable(self._tree, self.controllers)
+
+    def close(self) -> None:
+        _rmdir_if_empty(self._tree)
+
+    def create(self, name: str, limits: GroupLimits, owner: int) -> GroupFds:
+        group = self._tree / name
+        fds: list[int] = []
+        try:
+            os.close(_delegate(group, owner))
+            _enable(group, self.controllers)
+            fds.append(_delegate(group / "aether", owner))
+            fds.append(_delegate(group / "work", owner))
+            for key, value in _v2_settings(limits).items():
+                _write(group / "work" / key, value)
+        except KernelError:
+            for fd in fds:
+                os.close(fd)
+            self.remove(name)
+            raise
+        return GroupFds(fds[0], fds[1], ())
+
+    def usage(self, name: str) -> GroupUsage:
+        work = self._tree / name / "work"
+        peak = work / "memory.peak"
+        memory = int(_read(work / "memory.current"))
+        return GroupUsage(
+            memory=memory,
+            memory_peak=int(_read(peak)) if peak.exists() else memory,
+            memory_limit=int(_read(work / "memory.max")),
+            cpu_seconds=_field(work / "cpu.stat", "usage_usec") / 1e6,
+            pids=int(_read(work / "pids.current")),
+            oom_kills=self.oom_kills(name),
+            pids_refused=_field(work / "pids.events", "max"),
+        )
+
+    def oom_kills(self, name: str) -> int:
+        return _field(self._tree / name / "work" / "memory.events", "oom_kill")
+
+    def remove(self, name: str) -> None:
+        _remove_tree(self._tree / name)
+
+
+def choose_cgroups(node: str, root: Path = Path("/sys/fs/cgroup")) -> Cgroups:
+    """The implementation for this host. Raises KernelError ENODEV where neither shape with all three controllers is there."""
+    plain = root / "cgroup.controllers"
+    if plain.exists():
+        missing = set(Unified.controllers) - set(_read(plain).split())
+        if missing:
+            raise KernelError("cgroup", f"{root}: no {' '.join(sorted(missing))}", ENODEV)
+        return Unified(root, node)
+    missing = {c for c in Hybrid.controllers if not (root / c / "tasks").exists()}
+    if missing or not (root / "unified" / "cgroup.procs").exists():
+        raise KernelError("cgroup", f"{root}: no {' '.join(sorted(missing)) or 'unified'}", ENODEV)
+    return Hybrid(root, node)
+
+
+def _v2_settings(limits: GroupLimits) -> dict[str, str]:
+    return {
+        "memory.max": str(limits.memory_bytes),
+        "memory.swap.max": "0",
+        "cpu.max": f"{max(1000, int(limits.cpu_cores * _PERIOD_US))} {_PERIOD_US}",
+        "cpu.weight": str(min(10_000, max(1, int(_WEIGHTS[limits.qos] * limits.cpu_cores)))),
+        "pids.max": str(limits.pids),
+    }
+
+
+def _delegate(path: Path, owner: int) -> int:
+    """Makes a v2 group in which `owner` may make groups and move processes, but not change its limits; gives its directory."""
+    _mkdir(path)
+    with kernel_op("chown", str(path)):
+        os.chown(path, owner, -1)
+        os.chown(path / "cgroup.procs", owner, -1)
+    return _open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _enable(path: Path, controllers: tuple[str, ...]) -> None:
+    _write(path / "cgroup.subtree_control", " ".join(f"+{c}" for c in controllers))
+
+
+def _mkdir(path: Path) -> None:
+    with kernel_op("mkdir", str(path)):
+        try:
+            os.mkdir(path, 0o755)
+        except FileExistsError:
+            return
+
+
+def _open(path: Path, flags: int) -> int:
+    with kernel_op("open", str(path)):
+        return os.open(path, flags | os.O_CLOEXEC)
+
+
+def _write(path: Path, value: str) -> None:
+    fd = _open(path, os.O_WRONLY)
+    try:
+        with kernel_op("write", str(path)):
+            os.write(fd, value.encode())
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path) -> str:
+    with kernel_op("read", str(path)):
+        return path.read_text("ascii").strip()
+
+
+def _field(path: Path, name: str) -> int:
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    raise KernelError("read", f"{path}: no {name}", ENOENT)
+
+
+def _rmdir_if_empty(path: Path) -> None:
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno != EBUSY:
+            raise KernelError("rmdir", str(path), error.errno or 0) from error
+
+
+def _remove_tree(path: Path) -> None:
+    """Removes a group and those below it, deepest first: a group's directory holds only control files and groups."""
+    try:
+        below = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+        for child in below:
+            _remove_tree(Path(child))
+        os.rmdir(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise KernelError("rmdir", str(path), error.errno or 0) from error

@@ -1,0 +1,141 @@
+"""Namespaces made ahead, off the way of a create: each set with the slot of ids that its user namespace maps."""
+
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from dsec import _native
+from dsec.kernel.errors import KernelError, from_kernel
+from dsec.kernel.uids import Slots, agent_id, base_id
+
+__all__ = ["NamespacePool", "Namespaces", "make_namespaces"]
+
+_AHEAD = "ahead"
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """Descriptors of one sandbox's namespaces. The user namespace owns the other three; aether's id owns it."""
+
+    slot: int
+    user: int
+    net: int
+    ipc: int
+    uts: int
+
+    def close(self) -> None:
+        for fd in (self.user, self.net, self.ipc, self.uts):
+            os.close(fd)
+
+
+def make_namespaces(slot: int) -> Namespaces:
+    """Makes the namespaces for the ids of `slot`: about half a millisecond, most of it the network. Raises KernelError."""
+    fds = from_kernel(_native.make_namespaces)(base_id(slot), agent_id(slot))
+    return Namespaces(slot, *fds)
+
+
+class NamespacePool:
+    """Slots of ids, and namespaces for them: between `low` and `high` sets are ready, refilled by a thread of its own.
+
+    `high` 0 makes none ahead. A slot belongs to a holder (a sandbox's name) from `take_slot` or `hold` until `give_back`.
+    """
+
+    def __init__(self, slots: Slots, *, low: int = 16, high: int = 48) -> None:
+        self._slots = slots
+        self._low = low
+        self._high = high
+        self._ready: deque[Namespaces] = deque()
+        self._kept: dict[str, Namespaces] = {}
+        self._changed = threading.Condition()
+        self._closing = False
+        self._failure: KernelError | None = None
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Starts filling."""
+        self._closing = False
+        if self._high > 0:
+            self._thread = threading.Thread(target=self._fill, name="dsec-namespaces", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread and lets go of every set that no sandbox was started with."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._changed:
+            for made in self._ready:
+                made.close()
+                self._slots.release(made.slot, _AHEAD)
+            for holder, made in self._kept.items():
+                made.close()
+                self._slots.release(made.slot, holder)
+            self._ready.clear()
+            self._kept.clear()
+
+    def take_slot(self, holder: str) -> int:
+        """A slot for `holder`, with a ready set if there is one. Never waits. Raises KernelError ENOSPC."""
+        with self._changed:
+            if not self._ready:
+                self._changed.notify_all()
+                return self._slots.take(holder)
+            made = self._ready.popleft()
+            self._kept[holder] = made
+            self._slots.pass_on(made.slot, _AHEAD, holder)
+            if len(self._ready) < self._low:
+                self._changed.notify_all()
+            return made.slot
+
+    def namespaces(self, slot: int, holder: str) -> Namespaces:
+        """The holder's set, made now if none was ready; the caller closes it. Raises KernelError."""
+        with self._changed:
+            made = self._kept.pop(holder, None)
+        return made or make_namespaces(slot)
+
+    def hold(self, slot: int, holder: str) -> bool:
+        """Marks a slot as the holder's after a restart; False where another has it."""
+        with self._changed:
+            return self._slots.hold(slot, holder)
+
+    def give_back(self, slot: int, holder: str) -> None:
+        """The holder is gone. Done when it holds nothing."""
+        with self._changed:
+            made = self._kept.pop(holder, None)
+            self._slots.release(slot, holder)
+        if made is not None:
+            made.close()
+
+    @property
+    def failure(self) -> KernelError | None:
+        """Why the last attempt to make a set ahead failed; None if it did not."""
+        return self._failure
+
+    def _fill(self) -> None:
+        while self._wait_for_need():
+            with self._changed:
+                try:
+                    slot = self._slots.take(_AHEAD)
+                except KernelError as error:
+                    self._failure = error
+                    return
+            try:
+                made = make_namespaces(slot)
+            except KernelError as error:
+                # Creates go on making their own sets, and report the same refusal to their callers.
+                with self._changed:
+                    self._failure = error
+                    self._slots.release(slot, _AHEAD)
+                return
+            with self._changed:
+                self._ready.append(made)
+
+    def _wait_for_need(self) -> bool:
+        """False when closing. Once there are `high` sets, waits until there are fewer than `low`."""
+        with self._changed:
+            if len(self._ready) >= self._high:
+                self._changed.wait_for(lambda: self._closing or len(self._ready) < self._low)
+            return not self._closing

@@ -1,0 +1,172 @@
+"""The btrfs pool of a node: one subvolume for each sandbox's writes, limited by simple quotas; volumes are in it too."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EEXIST, EINVAL, ENOENT
+from pathlib import Path
+
+from dsec import _native
+from dsec.kernel.errors import KernelError, as_kernel_error, from_kernel, kernel_op
+from dsec.kernel.mounts import mount, umount
+
+__all__ = ["Pool"]
+
+_MS_NOATIME, _MS_NODEV = 0x400, 0x4
+_OPTIONS = "discard=async,space_cache=v2"
+_SMALLEST = 256 << 20
+_ROOM_LEFT = 0.9
+
+
+class Pool:
+    """`state`: the node's directory: the pool is mounted at `state/pool`, from `device`, or else from the sparse file
+    `state/pool.img` of `size` bytes (default: nine tenths of what is free). All methods raise KernelError.
+    """
+
+    def __init__(self, state: Path, *, device: str | None = None, size: int | None = None) -> None:
+        self.root = state / "pool"
+        self.cells = self.root / "cells"
+        self.volumes = self.root / "volumes"
+        self._image = state / "pool.img"
+        self._lock = state / "pool.lock"
+        self._device = device
+        self._size = size
+        self._fsid = ""
+
+    def open(self) -> None:
+        """Mounts the pool, making it the first time. Does nothing where it is mounted already."""
+        with kernel_op("mkdir", str(self.root)):
+            self.root.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            if not self.root.is_mount():
+                self._mount()
+        self._fsid = from_kernel(_native.filesystem_id)(str(self.root))
+        with kernel_op("mkdir", str(self.cells)):
+            self.cells.mkdir(exist_ok=True)
+            self.volumes.mkdir(exist_ok=True)
+
+    def close(self) -> None:
+        """Unmounts the pool; what is in it stays in its file or device. Raises KernelError EBUSY while it is used."""
+        with self._alone():
+            if self.root.is_mount():
+                umount(str(self.root))
+
+    def create(self, name: str, limit: int) -> Path:
+        """The new, empty writable layer `name`, with `upper` and `work` in it; it may hold `limit` bytes."""
+        path = self.cells / name
+        from_kernel(_native.subvolume_create)(str(self.cells), name)
+        try:
+            from_kernel(_native.subvolume_limit)(str(path), limit)
+            with kernel_op("mkdir", str(path)):
+                os.mkdir(path / "upper", 0o755)
+                os.mkdir(path / "work", 0o755)
+        except KernelError:
+            self.delete(name)
+            raise
+        return path
+
+    def delete(self, name: str) -> None:
+        """Removes a writable layer; done when it is not there."""
+        _delete(self.cells, name)
+
+    def exists(self, name: str) -> bool:
+        return (self.cells / name).is_dir()
+
+    def names(self) -> list[str]:
+        """Names of all writable layers."""
+        with kernel_op("readdir", str(self.cells)):
+            return sorted(os.listdir(self.cells))
+
+    def create_volume(self, name: str, limit: int | None = None) -> Path:
+        """A new volume: a subvolume whose root directory anyone in a sandbox owns as its root."""
+        path = self.volumes / name
+        from_kernel(_native.subvolume_create)(str(self.volumes), name)
+        if limit is not None:
+            from_kernel(_native.subvolume_limit)(str(path), limit)
+        return path
+
+    def delete_volume(self, name: str) -> None:
+        _delete(self.volumes, name)
+
+    def snapshot(self, source: Path, parent: Path, name: str, *, read_only: bool = False) -> Path:
+        """Makes `parent/name` a snapshot of the subvolume `source`."""
+        from_kernel(_native.subvolume_snapshot)(str(source), str(parent), name, read_only)
+        return parent / name
+
+    def used(self, name: str) -> int | None:
+        """Bytes that the writable layer holds now; None where it is gone."""
+        try:
+            group = from_kernel(_native.subvolume_id)(str(self.cells / name))
+            with kernel_op("read", "referenced"):
+                text = Path(f"/sys/fs/btrfs/{self._fsid}/qgroups/0_{group}/referenced").read_text("ascii")
+        except KernelError as error:
+            if error.errno == ENOENT:
+                return None
+            raise
+        return int(text)
+
+    def _mount(self) -> None:
+        source, loop = self._device, -1
+        if source is None:
+            self._make_image()
+            source, loop = from_kernel(_native.loop_attach)(str(self._image))
+        try:
+            mount(source, str(self.root), "btrfs", _MS_NOATIME | _MS_NODEV, _OPTIONS)
+        finally:
+            if loop >= 0:
+                os.close(loop)
+        try:
+            from_kernel(_native.quota_enable_simple)(str(self.root))
+        except KernelError as error:
+            # EEXIST: on already. Anything else means that no disk limit would hold.
+            if error.errno != EEXIST:
+                umount(str(self.root))
+                raise
+
+    def _make_image(self) -> None:
+        if self._image.exists():
+            return
+        size = self._size or max(_SMALLEST, int(shutil.disk_usage(self._image.parent).free * _ROOM_LEFT))
+        unfinished = self._image.with_suffix(".new")
+        with kernel_op("create", str(unfinished)), open(unfinished, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.truncate(size & ~0xFFFF)
+        _format(unfinished)
+        with kernel_op("rename", str(self._image)):
+            unfinished.rename(self._image)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with kernel_op("lock", str(self._lock)):
+            lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError:
+                os.close(lock)
+                raise
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+
+def _delete(parent: Path, name: str) -> None:
+    try:
+        _native.subvolume_delete(str(parent), name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise as_kernel_error(error) from error
+
+
+def _format(path: Path) -> None:
+    program = shutil.which("mkfs.btrfs", path="/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin")
+    if program is None:
+        raise KernelError("mkfs.btrfs", "mkfs.btrfs", ENOENT)
+    argv = [program, "-q", "-m", "single", "-d", "single", str(path)]
+    done = subprocess.run(argv, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise KernelError("mkfs.btrfs: " + done.stderr.decode(errors="replace")[-300:].strip(), str(path), EINVAL)
