@@ -13,7 +13,7 @@ from dsec.model.errors import InvalidArgument, Unauthenticated
 
 __all__ = ["CREDENTIALS_NAME", "DEFAULT_URL", "Endpoint", "credentials_paths", "find_endpoint"]
 
-DEFAULT_URL = "http://127.0.0.1:8700"
+DEFAULT_URL = "http://127.0.0.1:7380"
 CREDENTIALS_NAME = "credentials.json"
 _STATE_DIRECTORY = Path("/var/lib/dsec")
 

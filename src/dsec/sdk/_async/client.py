@@ -34,7 +34,7 @@ _LEAST_WAIT = 0.05
 class DSecClient:
     """A client of one DSec server. An async context manager, or `open()` and `close()`.
 
-    `url`: None means DSEC_URL, the credentials file of `dsec up`, or http://127.0.0.1:8700. `api_key`: None means
+    `url`: None means DSEC_URL, the credentials file of `dsec up`, or http://127.0.0.1:7380. `api_key`: None means
     DSEC_API_KEY or that file. `ca_file`: PEM file of the authority of an https server; None means DSEC_CA_FILE, that file,
     or the system's. Raises Unauthenticated where there is no key, InvalidArgument for a bad URL.
     """
