@@ -1,0 +1,38 @@
+"""`python -m bench NAME [--quick] [--json FILE]`."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import uvloop
+
+from bench import create, exec
+from bench.figures import OUT
+
+__all__ = ["main"]
+
+BENCHMARKS = {"create": create.run, "exec": exec.run}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("name", choices=BENCHMARKS)
+    parser.add_argument("--quick", action="store_true", help="within 50 seconds, the same figures less exactly")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+    options = parser.parse_args(argv)
+    if os.geteuid() != 0:
+        print("a benchmark starts a node of its own, and that needs root", file=sys.stderr)
+        return 2
+    report, missing = uvloop.run(BENCHMARKS[options.name](options.quick))
+    report.borrow_peers()
+    if not options.quick:
+        report.write(OUT / f"{report.name}.json")
+    if options.json:
+        report.write(options.json)
+    report.show(missing)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Contenders beside ours."""
