@@ -109,7 +109,9 @@ def reference() -> str:
     """docs/configuration.md: every setting, in Markdown."""
     parts = [_HEAD]
     for section, kind in _sections().items():
-        parts.append(f"\n## {section}\n\n{(kind.__doc__ or '').strip()}\n\n| setting | default | meaning |\n| --- | --- | --- |\n")
+        parts.append(
+            f"\n## {section}\n\n{(kind.__doc__ or '').strip()}\n\n| setting | default | meaning |\n| --- | --- | --- |\n"
+        )
         for field in fields(kind):
             shown = msgspec.json.encode(_default(field), enc_hook=str).decode()
             parts.append(f"| `{section}.{field.name}` | `{shown}` | {field.metadata['meaning']} |\n")

@@ -25,7 +25,12 @@ def test_defaults() -> None:
 def test_each_layer_wins_over_the_one_before(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('[watcher]\ninterval = 2\ndeadline = 20.0\n[server]\nlisten = "127.0.0.1:1"\n')
-    environ = {"DSEC_CONFIG": str(file), "DSEC_WATCHER_INTERVAL": "3.5", "DSEC_SERVER_LISTEN": "127.0.0.1:2", "DSEC_URL": "http://x"}
+    environ = {
+        "DSEC_CONFIG": str(file),
+        "DSEC_WATCHER_INTERVAL": "3.5",
+        "DSEC_SERVER_LISTEN": "127.0.0.1:2",
+        "DSEC_URL": "http://x",
+    }
     loaded = config.load({"server.listen": "127.0.0.1:3", "server.tls": None}, environ)
     found = {row.name: (row.value, row.origin) for row in loaded.explain()}
     assert found["watcher.deadline"] == (20.0, str(file))
@@ -36,14 +41,31 @@ def test_each_layer_wins_over_the_one_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("DSEC_NONSENSE", "1"), ("DSEC_SERVER_LISTENS", "x"), ("DSEC_WATCHER_INTERVAL", "soon"), ("DSEC_SERVER_TLS", "maybe"), ("DSEC_WATCHER_INTERVAL", "0"), ("DSEC_CONFIG", "/nowhere.toml")],
+    [
+        ("DSEC_NONSENSE", "1"),
+        ("DSEC_SERVER_LISTENS", "x"),
+        ("DSEC_WATCHER_INTERVAL", "soon"),
+        ("DSEC_SERVER_TLS", "maybe"),
+        ("DSEC_WATCHER_INTERVAL", "0"),
+        ("DSEC_CONFIG", "/nowhere.toml"),
+    ],
 )
 def test_bad_variables_are_errors(variable: str, value: str) -> None:
     with pytest.raises(InvalidArgument):
         config.load(environ={variable: value})
 
 
-@pytest.mark.parametrize("text", ["x = 1", "[server]\nlistens = 1", "[nothing]\na = 1", "[server]\nlisten = 5", "[server", "[watcher]\ninterval = -1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 1",
+        "[server]\nlistens = 1",
+        "[nothing]\na = 1",
+        "[server]\nlisten = 5",
+        "[server",
+        "[watcher]\ninterval = -1",
+    ],
+)
 def test_bad_files_are_errors(tmp_path: Path, text: str) -> None:
     file = tmp_path / "c.toml"
     file.write_text(text)
@@ -57,4 +79,6 @@ def test_every_setting_says_what_it_means() -> None:
 
 
 def test_the_reference_is_current() -> None:
-    assert (ROOT / "docs/configuration.md").read_text() == config.reference(), "run `dsec config reference > docs/configuration.md`"
+    assert (ROOT / "docs/configuration.md").read_text() == config.reference(), (
+        "run `dsec config reference > docs/configuration.md`"
+    )

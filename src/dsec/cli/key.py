@@ -22,7 +22,9 @@ def command() -> None:
 
 @command.command
 @click.option("--principal", help="For whom; yourself if not given.")
-@click.option("--permission", "permissions", multiple=True, help="Only this, repeatable; all of the principal's if not given.")
+@click.option(
+    "--permission", "permissions", multiple=True, help="Only this, repeatable; all of the principal's if not given."
+)
 @click.option("--ttl", type=float, help="Seconds until it ends by itself.")
 @click.option("--note", default="", help="What it is for.")
 @_json

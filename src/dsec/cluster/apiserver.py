@@ -85,7 +85,9 @@ class ApiServer:
     `edge_routes`: what the edges' applications serve, for the one OpenAPI document of both.
     """
 
-    def __init__(self, services: Services, settings: ApiServerSettings, edge_routes: Sequence[Route], version: str) -> None:
+    def __init__(
+        self, services: Services, settings: ApiServerSettings, edge_routes: Sequence[Route], version: str
+    ) -> None:
         self._on = services
         self._settings = settings
         self._edges: Mapping[int, Edge] = {edge.number: edge for edge in services.edges}
@@ -184,7 +186,9 @@ class ApiServer:
         self.counts.created(self._on.clock.monotonic() - began, view.phases)
         return view
 
-    async def _place(self, principal: Principal, spec: SandboxSpec, project: str, request_id: str | None) -> SandboxView:
+    async def _place(
+        self, principal: Principal, spec: SandboxSpec, project: str, request_id: str | None
+    ) -> SandboxView:
         """Offer the spec to edges until one takes it. Whatever was reserved for one that does not is given back."""
         excluded: frozenset[int] = frozenset()
         tries = min(self._settings.placement_tries, len(self._edges))
@@ -267,7 +271,12 @@ class ApiServer:
             raise InvalidArgument("limit is 1 to 1000", field="limit")
         number, cursor = _split_cursor(asked.cursor)
         query = ListQuery(
-            project=project, job=asked.job, labels=_labels(asked.label), states=asked.state, cursor=cursor, limit=asked.limit
+            project=project,
+            job=asked.job,
+            labels=_labels(asked.label),
+            states=asked.state,
+            cursor=cursor,
+            limit=asked.limit,
         )
         return await self._page(query, number)
 

@@ -78,14 +78,21 @@ class SqlIam:
         database.execute(principals.insert().values(name=ROOT_PRINCIPAL, project=ROOT_PROJECT, created=now))
         database.execute(
             keys.insert().values(
-                id=record.id, principal=ROOT_PRINCIPAL, salt=record.salt, hash=record.hash, created=now, note="first start"
+                id=record.id,
+                principal=ROOT_PRINCIPAL,
+                salt=record.salt,
+                hash=record.hash,
+                created=now,
+                note="first start",
             )
         )
         keep_first_key(text)
 
     def _load(self, database: sa.Connection) -> None:
         quota_of = {
-            row.project: Quota(sandboxes=row.sandboxes, memory_mb=row.memory_mb, cpu_milli=row.cpu_milli, disk_mb=row.disk_mb)
+            row.project: Quota(
+                sandboxes=row.sandboxes, memory_mb=row.memory_mb, cpu_milli=row.cpu_milli, disk_mb=row.disk_mb
+            )
             for row in database.execute(sa.select(quotas))
         }
         delegated = {path: Amount() for path in quota_of}
@@ -96,7 +103,9 @@ class SqlIam:
         self.accounts = {path: Account(quota=quota, delegated=delegated[path]) for path, quota in quota_of.items()}
         self._held = {}
         for row in database.execute(sa.select(reservations)):
-            amount = Amount(sandboxes=row.sandboxes, memory_mb=row.memory_mb, cpu_milli=row.cpu_milli, disk_mb=row.disk_mb)
+            amount = Amount(
+                sandboxes=row.sandboxes, memory_mb=row.memory_mb, cpu_milli=row.cpu_milli, disk_mb=row.disk_mb
+            )
             self._held[row.sandbox_id] = (row.project, amount)
             # Taken back as it was granted: a quota made smaller since stops new sandboxes, not these.
             self.accounts[row.project] = release(self.accounts[row.project], _negative(amount))

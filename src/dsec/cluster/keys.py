@@ -44,4 +44,6 @@ def key_id_of(text: str) -> str | None:
 def matches(text: str, record: KeyRecord) -> bool:
     """True where `text` is the key of `record`; compared in constant time."""
     found = _TEXT.match(text)
-    return found is not None and found[1] == record.id and hmac.compare_digest(_hash(record.salt, found[2]), record.hash)
+    return (
+        found is not None and found[1] == record.id and hmac.compare_digest(_hash(record.salt, found[2]), record.hash)
+    )

@@ -53,11 +53,15 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(_Edges(watcher, gate))
         self._created = Counter("dsec_creates", "sandboxes created, by result", ["result"], registry=self.registry)
-        self._failures = Counter("dsec_failures", "requests that failed, by HTTP status", ["status"], registry=self.registry)
+        self._failures = Counter(
+            "dsec_failures", "requests that failed, by HTTP status", ["status"], registry=self.registry
+        )
         self._create = Histogram(
             "dsec_create_seconds", "from request to running", buckets=_CREATE_BUCKETS, registry=self.registry
         )
-        self._phases = Counter("dsec_create_phase_seconds", "time in each phase of creation", ["phase"], registry=self.registry)
+        self._phases = Counter(
+            "dsec_create_phase_seconds", "time in each phase of creation", ["phase"], registry=self.registry
+        )
         self.exec_seconds = Histogram(
             "dsec_exec_seconds", "round trip of exec in the server", buckets=_EXEC_BUCKETS, registry=self.registry
         )

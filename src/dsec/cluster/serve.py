@@ -31,7 +31,9 @@ class ServerSettings:
 
     listen: str = setting("127.0.0.1:7380", "HOST:PORT to listen on; [HOST]:PORT for IPv6; port 0 takes a free one")
     tls: Literal["auto", "on", "off"] = setting("auto", "auto: TLS beyond loopback; on: always; off: loopback only")
-    tls_cert: str | None = setting(None, "PEM file of the certificate chain; none: self-signed, made at the first start")
+    tls_cert: str | None = setting(
+        None, "PEM file of the certificate chain; none: self-signed, made at the first start"
+    )
     tls_key: str | None = setting(None, "PEM file of the certificate's key")
     keep_alive: float = setting(75.0, "seconds that an idle connection is kept")
     stop_patience: float = setting(5.0, "seconds that requests under way are given when the server stops")
@@ -80,7 +82,9 @@ def open_listener(settings: ServerSettings, folder: Path, clock: Clock) -> Liste
     host, port = parse_address(settings.listen)
     secure = settings.tls == "on" or (settings.tls == "auto" and not is_loopback(host))
     if not secure and not is_loopback(host):
-        raise Unsupported(f"plain HTTP on {host}: API keys would cross the network in clear; use TLS", setting="server.tls")
+        raise Unsupported(
+            f"plain HTTP on {host}: API keys would cross the network in clear; use TLS", setting="server.tls"
+        )
     certificate, own = None, False
     if secure and settings.tls_cert is not None and settings.tls_key is not None:
         certificate = Certificate(Path(settings.tls_cert), Path(settings.tls_key))
@@ -90,7 +94,9 @@ def open_listener(settings: ServerSettings, folder: Path, clock: Clock) -> Liste
     try:
         bound = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise Unavailable(f"cannot listen on {settings.listen}: {error.strerror or error}", setting="server.listen") from error
+        raise Unavailable(
+            f"cannot listen on {settings.listen}: {error.strerror or error}", setting="server.listen"
+        ) from error
     bound.setblocking(False)
     shown = f"[{host}]" if family == socket.AF_INET6 else host
     if host in ("0.0.0.0", "::"):

@@ -23,7 +23,7 @@ PERMISSIONS: dict[str, str] = {
     "project.read": "see projects and their quota",
     "project.manage": "create, change and remove subprojects",
     "principal.manage": "create and remove principals",
-    "key.manage": "create, list and revoke the keys of other principals",
+    "key.manage": "create keys, list and revoke those of other principals",
     "metrics.read": "read the node's metrics",
 }
 

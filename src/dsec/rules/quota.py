@@ -96,7 +96,9 @@ def delegate(
     for name in DIMENSIONS:
         value = getattr(quota, name)
         if value is None and getattr(parent.quota, name) is not None:
-            raise InvalidArgument(f"the parent's {name} are bounded, so the subproject's must be", field=f"quota.{name}")
+            raise InvalidArgument(
+                f"the parent's {name} are bounded, so the subproject's must be", field=f"quota.{name}"
+            )
         if value is not None and value < 0:
             raise InvalidArgument(f"{name} must not be negative", field=f"quota.{name}")
     before = _bounded(child.quota) if child else _NOTHING

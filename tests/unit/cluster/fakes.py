@@ -31,9 +31,31 @@ from dsec.web import App, Call, Route, Socket
 
 KEY = b"k" * 32
 EDGE_ROUTES = (
-    Route(name="get_sandbox", method="GET", path="/v1/sandboxes/{id}", summary="One.", answer=SandboxView, permission="sandbox.read"),
-    Route(name="stop_sandbox", method="DELETE", path="/v1/sandboxes/{id}", summary="End it.", answer=SandboxView, permission="sandbox.use"),
-    Route(name="exec", method="POST", path="/v1/sandboxes/{id}/exec", summary="Run.", body=ExecRequest, answer=dict, permission="sandbox.use"),
+    Route(
+        name="get_sandbox",
+        method="GET",
+        path="/v1/sandboxes/{id}",
+        summary="One.",
+        answer=SandboxView,
+        permission="sandbox.read",
+    ),
+    Route(
+        name="stop_sandbox",
+        method="DELETE",
+        path="/v1/sandboxes/{id}",
+        summary="End it.",
+        answer=SandboxView,
+        permission="sandbox.use",
+    ),
+    Route(
+        name="exec",
+        method="POST",
+        path="/v1/sandboxes/{id}/exec",
+        summary="Run.",
+        body=ExecRequest,
+        answer=dict,
+        permission="sandbox.use",
+    ),
     Route(name="echo", method="WS", path="/v1/sandboxes/{id}/echo", summary="Echo.", permission="sandbox.use"),
 )
 
@@ -97,7 +119,14 @@ class FakeEdge:
             self.running -= 1
             if self.running == 0:
                 self.idle.set()
-        view = SandboxView(id=sandbox_id, state=SandboxState.RUNNING, spec=spec, project=project, created=time.time(), phases={"start": 0.001})
+        view = SandboxView(
+            id=sandbox_id,
+            state=SandboxState.RUNNING,
+            spec=spec,
+            project=project,
+            created=time.time(),
+            phases={"start": 0.001},
+        )
         self.boxes[sandbox_id] = view
         if request_id is not None:
             self.by_request[project, request_id] = sandbox_id

@@ -22,10 +22,14 @@ async def make(client: Any, spec: dict[str, Any] = SPEC, **headers: str) -> tupl
         return answer.status, await answer.json(content_type=None), answer.headers
 
 
-async def newcomer(world: Platform, name: str, quota: Quota | None = None, permissions: tuple[str, ...] = tuple(PERMISSIONS)) -> str:
+async def newcomer(
+    world: Platform, name: str, quota: Quota | None = None, permissions: tuple[str, ...] = tuple(PERMISSIONS)
+) -> str:
     root = await world.iam.authenticate(world.keys[0])
     world.services.tenants.create_project(root, ProjectSpec(path=f"root/{name}", quota=quota or Quota()))
-    world.services.tenants.create_principal(root, PrincipalSpec(name=name, project=f"root/{name}", permissions=permissions))
+    world.services.tenants.create_principal(
+        root, PrincipalSpec(name=name, project=f"root/{name}", permissions=permissions)
+    )
     return world.services.tenants.create_key(root, KeySpec(principal=name)).text
 
 
@@ -55,8 +59,12 @@ async def test_create_use_and_stop(tmp_path: Path) -> None:
         assert 'dsec_edge_healthy{edge="1"} 1.0' in text
 
 
-@pytest.mark.parametrize("header", [None, "Bearer", "Bearer x", "Basic dXNlcg==", "Bearer dsec_" + "0" * 16 + "_" + "0" * 64])
-@pytest.mark.parametrize("path", ["/v1/me", "/v1/sandboxes", "/v1/images", "/metrics", "/v1/sandboxes/s234", "/v1/sandboxes/x/exec"])
+@pytest.mark.parametrize(
+    "header", [None, "Bearer", "Bearer x", "Basic dXNlcg==", "Bearer dsec_" + "0" * 16 + "_" + "0" * 64]
+)
+@pytest.mark.parametrize(
+    "path", ["/v1/me", "/v1/sandboxes", "/v1/images", "/metrics", "/v1/sandboxes/s234", "/v1/sandboxes/x/exec"]
+)
 async def test_every_request_is_authenticated(tmp_path: Path, header: str | None, path: str) -> None:
     async with (
         platform(tmp_path) as world,
@@ -73,7 +81,13 @@ async def test_a_socket_without_a_key_is_refused(tmp_path: Path) -> None:
         _, box, _ = await make(client)
         request = client.get(
             f"/v1/sandboxes/{box['id']}/echo",
-            headers={"authorization": "", "connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x" * 22 + "=="},
+            headers={
+                "authorization": "",
+                "connection": "upgrade",
+                "upgrade": "websocket",
+                "sec-websocket-version": "13",
+                "sec-websocket-key": "x" * 22 + "==",
+            },
         )
         async with request as answer:
             assert answer.status == 401
@@ -97,7 +111,9 @@ async def test_two_principals_do_not_see_each_other(tmp_path: Path) -> None:
         async with world.client(one) as first, world.client(two) as second, world.client() as root:
             _, box, _ = await make(first, {**SPEC, "job": "j"})
             for method, path in [("GET", ""), ("POST", "/exec"), ("DELETE", "")]:
-                async with second.request(method, f"/v1/sandboxes/{box['id']}{path}", json={"argv": ["id"]} if path else None) as answer:
+                async with second.request(
+                    method, f"/v1/sandboxes/{box['id']}{path}", json={"argv": ["id"]} if path else None
+                ) as answer:
                     assert answer.status == 404
             async with second.get("/v1/sandboxes") as answer:
                 assert (await answer.json())["items"] == []
@@ -118,8 +134,17 @@ async def test_permissions_are_needed(tmp_path: Path) -> None:
         key = await newcomer(world, "reader", permissions=("sandbox.read",))
         async with world.client(key) as client:
             status, problem, _ = await make(client)
-            assert (status, problem["code"], problem["fields"]["permission"]) == (403, "permission_denied", "sandbox.create")
-            for method, path in [("GET", "/v1/images"), ("GET", "/metrics"), ("POST", "/v1/keys"), ("POST", "/v1/projects")]:
+            assert (status, problem["code"], problem["fields"]["permission"]) == (
+                403,
+                "permission_denied",
+                "sandbox.create",
+            )
+            for method, path in [
+                ("GET", "/v1/images"),
+                ("GET", "/metrics"),
+                ("POST", "/v1/keys"),
+                ("POST", "/v1/projects"),
+            ]:
                 async with client.request(method, path, json={}) as answer:
                     assert answer.status == 403, path
             async with client.get("/v1/me") as answer:
@@ -215,7 +240,9 @@ async def test_the_edges_own_refusal_is_passed_on(tmp_path: Path) -> None:
         assert (status, problem["detail"], headers["retry-after"]) == (503, "full", "7")
 
 
-@pytest.mark.parametrize("wrong", [{"memory_limit_mb": -1000}, {"cpu_cores_limit": 0}, {"container_image": ""}, {"unknown": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"memory_limit_mb": -1000}, {"cpu_cores_limit": 0}, {"container_image": ""}, {"unknown": 1}]
+)
 async def test_a_bad_spec_never_reaches_the_quota(tmp_path: Path, wrong: dict[str, Any]) -> None:
     async with platform(tmp_path) as world, world.client() as client:
         reserved: list[object] = []
@@ -266,7 +293,10 @@ async def test_a_client_that_leaves_cancels_its_create(tmp_path: Path) -> None:
 
 async def test_the_creation_queue_is_bounded(tmp_path: Path) -> None:
     edge = FakeEdge(1)
-    async with platform(tmp_path, edge, creations=2, creations_waiting=3, retry_after=4.0) as world, world.client() as client:
+    async with (
+        platform(tmp_path, edge, creations=2, creations_waiting=3, retry_after=4.0) as world,
+        world.client() as client,
+    ):
         edge.pace = 0.3
         answers = await asyncio.gather(*(make(client) for _ in range(9)))
         statuses = sorted(status for status, _, _ in answers)
@@ -302,7 +332,11 @@ async def test_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [{"count": 0}, {"count": 40000}, {"window": 0}, {"window": 5000}, {"counts": 1}])
 async def test_a_bad_batch_is_refused(tmp_path: Path, wrong: dict[str, int]) -> None:
     body = {"spec": SPEC, "count": 1, **wrong}
-    async with platform(tmp_path) as world, world.client() as client, client.post("/v1/sandboxes/batch", json=body) as answer:
+    async with (
+        platform(tmp_path) as world,
+        world.client() as client,
+        client.post("/v1/sandboxes/batch", json=body) as answer,
+    ):
         assert answer.status == 400
 
 
@@ -349,9 +383,15 @@ async def test_list_pages_over_all_edges(tmp_path: Path) -> None:
         assert len(seen) == 20 and set(seen) == made
 
 
-@pytest.mark.parametrize("params", [{"limit": "0"}, {"limit": "1001"}, {"label": "x"}, {"state": "dead"}, {"cursor": "x"}, {"nonsense": "1"}])
+@pytest.mark.parametrize(
+    "params", [{"limit": "0"}, {"limit": "1001"}, {"label": "x"}, {"state": "dead"}, {"cursor": "x"}, {"nonsense": "1"}]
+)
 async def test_a_bad_list_is_refused(tmp_path: Path, params: dict[str, str]) -> None:
-    async with platform(tmp_path) as world, world.client() as client, client.get("/v1/sandboxes", params=params) as answer:
+    async with (
+        platform(tmp_path) as world,
+        world.client() as client,
+        client.get("/v1/sandboxes", params=params) as answer,
+    ):
         assert answer.status == 400
 
 
@@ -367,7 +407,14 @@ async def test_bad_ids(tmp_path: Path) -> None:
         stranger = FakeEdge(9).new_id()
         name = edge.new_id()
         forged = name[:-1] + ("a" if name[-1] != "a" else "b")
-        for bad, status in [("x", 400), (forged, 400), (name + "x", 400), (name.upper(), 400), (stranger, 404), (name, 404)]:
+        for bad, status in [
+            ("x", 400),
+            (forged, 400),
+            (name + "x", 400),
+            (name.upper(), 400),
+            (stranger, 404),
+            (name, 404),
+        ]:
             async with client.get(f"/v1/sandboxes/{bad}") as answer:
                 assert answer.status == status, bad
 
@@ -395,7 +442,12 @@ async def test_forwarding_costs_less_than_a_hundred_microseconds(tmp_path: Path)
         for _ in range(5):
             began = time.perf_counter()
             for _ in range(100):
-                scope = {"type": "http", "method": "POST", "path": f"/v1/sandboxes/{box['id']}/exec", "headers": headers}
+                scope = {
+                    "type": "http",
+                    "method": "POST",
+                    "path": f"/v1/sandboxes/{box['id']}/exec",
+                    "headers": headers,
+                }
                 await world.app(scope, nothing, nothing)  # type: ignore[arg-type]
             best = min(best, (time.perf_counter() - began) / 100)
         assert best < 100e-6

@@ -22,7 +22,9 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": scope["scheme"].encode()})
 
 
-@pytest.mark.parametrize(("text", "address"), [("127.0.0.1:1", ("127.0.0.1", 1)), ("[::1]:0", ("::1", 0)), ("h:65535", ("h", 65535))])
+@pytest.mark.parametrize(
+    ("text", "address"), [("127.0.0.1:1", ("127.0.0.1", 1)), ("[::1]:0", ("::1", 0)), ("h:65535", ("h", 65535))]
+)
 def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert parse_address(text) == address
 
@@ -33,7 +35,19 @@ def test_bad_addresses(text: str) -> None:
         parse_address(text)
 
 
-@pytest.mark.parametrize(("host", "local"), [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False)])
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("example.org", False),
+    ],
+)
 def test_loopback(host: str, local: bool) -> None:
     assert is_loopback(host) == local
 
@@ -49,7 +63,10 @@ def test_a_taken_port_is_said_so(tmp_path: Path) -> None:
         open_listener(ServerSettings(listen=first.url.removeprefix("http://")), tmp_path, CLOCK)
 
 
-@pytest.mark.parametrize(("listen", "tls", "scheme"), [("127.0.0.1:0", "auto", "http"), ("127.0.0.1:0", "on", "https"), ("0.0.0.0:0", "auto", "https")])
+@pytest.mark.parametrize(
+    ("listen", "tls", "scheme"),
+    [("127.0.0.1:0", "auto", "http"), ("127.0.0.1:0", "on", "https"), ("0.0.0.0:0", "auto", "https")],
+)
 async def test_served_and_stopped(tmp_path: Path, listen: str, tls: Any, scheme: str) -> None:
     settings = ServerSettings(listen=listen, tls=tls, stop_patience=1.0)
     listener = open_listener(settings, tmp_path / "tls", CLOCK)
@@ -97,7 +114,9 @@ def test_the_own_certificate_is_kept_and_renewed_for_a_new_name(tmp_path: Path) 
     assert own_certificate(tmp_path, "10.1.2.3", CLOCK).cert.read_bytes() == text
     renewed = own_certificate(tmp_path, "node.example.org", CLOCK).cert.read_bytes()
     assert renewed != text
-    names = x509.load_pem_x509_certificate(renewed).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    names = (
+        x509.load_pem_x509_certificate(renewed).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    )
     assert "node.example.org" in names.get_values_for_type(x509.DNSName)
 
 

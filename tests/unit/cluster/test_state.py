@@ -21,7 +21,9 @@ def state(tmp_path: Path) -> StateDirectory:
 def test_two_servers_never_share_a_state(state: StateDirectory) -> None:
     assert state.holder() is None
     hold = "import sys; from pathlib import Path; from dsec.cluster.state import StateDirectory\nwith StateDirectory(Path(sys.argv[1])).locked():\n    print('held', flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", hold, str(state.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(state.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         assert other.stdout is not None and other.stdin is not None
         assert other.stdout.readline() == b"held\n"
         assert state.holder() == other.pid
