@@ -3,6 +3,9 @@
 mod btrfs;
 mod cache;
 mod carry;
+mod child;
+mod child_init;
+mod child_socket;
 mod disguise;
 mod error;
 mod loopdev;
@@ -20,6 +23,9 @@ pub use btrfs::{
     subvolume_snapshot,
 };
 pub use cache::cached_bytes;
+pub use child::{launch, Entry, Launch, Report, Stage, Streams, REPORT};
+pub use child_init::*;
+pub use child_socket::receive_descriptor;
 pub use disguise::Disguise;
 pub use error::{Error, Result};
 pub use loopdev::loop_attach;

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-__all__ = ["Blob", "Composition", "ImageConfig", "LayerKind", "LayerManifest"]
+__all__ = ["Blob", "Composition", "ImageConfig", "LayerKind", "LayerManifest", "NameRecord"]
 
 
 class LayerKind(StrEnum):
@@ -41,7 +41,8 @@ class LayerManifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     The manifest's own digest (sha256 of its canonical JSON) is the layer's name for machines. `files` is the blob with the
     per-file hashes that `verify` reads back. `chunk_bytes`: unit of the data blob's chunk hashes. `hash_root`: sha256
-    over the chunk hashes of the data blob in order. `origin`: where it was imported from, for people.
+    over the chunk hashes of the data blob in order. Nothing in it depends on when or from where the layer was made, so that
+    equal trees have equal names; that is in the NameRecord.
     """
 
     kind: LayerKind
@@ -53,9 +54,20 @@ class LayerManifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     entries: int
     content_bytes: int
     config: ImageConfig = ImageConfig()
+    schema_version: int = 1
+
+
+class NameRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A name of the store and the layer that it stands for: where it came from, and when (Unix seconds), for people.
+
+    `notes`: what the import left out, one sentence each.
+    """
+
+    name: str
+    digest: str
     origin: str = ""
     created: float = 0.0
-    schema_version: int = 1
+    notes: tuple[str, ...] = ()
 
 
 class Composition(Struct, frozen=True, kw_only=True):

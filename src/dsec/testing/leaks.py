@@ -5,7 +5,7 @@ links, loop devices, files in /run/dsec, btrfs subvolumes of the session's pools
 of a wider scope makes is that fixture's until it is torn down, and then has to be gone.
 
 Load it with `-p dsec.testing.leaks`. It gives the session a temporary root of its own (short, since Unix socket paths are)
-and removes it at the end. On a machine where others run DSec at the same time set DSEC_SHARED_HOST=1: what cannot be
+and removes it at the end. On a machine where others run DSec at the same time set LEAKS_SHARED_HOST=1: what cannot be
 told apart by name (cgroups, links, namespaces, /run/dsec) is then not compared. A test that must leave something carries
 `@pytest.mark.leaves("what and why")`.
 """
@@ -25,7 +25,7 @@ import pytest
 
 __all__ = ["Census", "Leaks"]
 
-MARK = "DSEC_TEST_SESSION"
+MARK = "LEAKS_SESSION"
 GRACE_SECONDS = 3.0
 SUBVOLUME_INODE = 256
 CGROUPS = Path("/sys/fs/cgroup")
@@ -50,7 +50,7 @@ def _read(path: str | Path) -> str:
 class Census:
     """What there is, as (kind, label) with a count.
 
-    `root`: directory that the session's mounts, files, pools and loop devices lie below. `mark`: value of DSEC_TEST_SESSION
+    `root`: directory that the session's mounts, files, pools and loop devices lie below. `mark`: value of LEAKS_SESSION
     in the environment of the session's processes. `whole_host`: nobody else uses DSec here, so unnamed objects count too.
     """
 
@@ -219,7 +219,7 @@ def pytest_configure(config: pytest.Config) -> None:
     outer = {name: os.environ.get(name) for name in ("TMPDIR", MARK)}  # noqa: TID251
     os.environ.update({"TMPDIR": str(root), MARK: root.name})  # noqa: TID251
     tempfile.tempdir = str(root)
-    whole = not os.environ.get("DSEC_SHARED_HOST")  # noqa: TID251
+    whole = not os.environ.get("LEAKS_SHARED_HOST")  # noqa: TID251
     config.pluginmanager.register(Leaks(Census(root, root.name, whole_host=whole)), "dsec-leaks")
 
     def restore() -> None:

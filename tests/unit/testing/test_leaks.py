@@ -44,7 +44,7 @@ def test_child_and_orphan(tmp_path: Path) -> None:
     child.kill()
     child.wait()
     assert "process" not in gained(census, before)
-    env = {**os.environ, "DSEC_TEST_SESSION": "orphan-of-this-test"}
+    env = {**os.environ, "LEAKS_SESSION": "orphan-of-this-test"}
     pid = int(
         subprocess.run(
             ["sh", "-c", "setsid sleep 60 >&- 2>&- & echo $!"], env=env, capture_output=True, check=True

@@ -1,0 +1,149 @@
+"""Names of layers: STATE/images/<escaped name>.json, each a NameRecord; a name is changed by renaming a new file over it."""
+
+import os
+import re
+import urllib.parse
+from pathlib import Path
+
+import msgspec
+
+from dsec.images.store import LayerStore
+from dsec.model.errors import Conflict, ImageUnavailable, InvalidArgument, NotFound
+from dsec.model.layers import LayerKind, LayerManifest, NameRecord
+from dsec.model.views import ImageView, LayerView
+from dsec.ports.clock import Clock
+
+__all__ = ["NameStore", "check_name"]
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/:@+-]*[A-Za-z0-9])?")
+_MAX = 128
+_SUFFIX = ".json"
+
+
+def check_name(name: str) -> str:
+    """`name` itself, if it can name a layer: "name", "name:tag" or "name@version", with slashes; at most 128 characters.
+
+    Raises InvalidArgument.
+    """
+    if len(name) > _MAX or not _NAME.fullmatch(name) or ".." in name or "//" in name or name.startswith("sha256:"):
+        raise InvalidArgument(
+            f"{name[:200]!a} is not a name: letters, digits and ._/:@+- between letters or digits, at most {_MAX}",
+            field="name",
+        )
+    return name
+
+
+class NameStore:
+    """The names below the state directory `state`. Safe to use from several processes; each sees the others' changes at once."""
+
+    def __init__(self, state: Path, layers: LayerStore, clock: Clock) -> None:
+        self._folder = state / "images"
+        self._layers = layers
+        self._clock = clock
+        # What a name's file said, while it is the same file: a lookup costs one stat.
+        self._seen: dict[str, tuple[int, int, NameRecord]] = {}
+
+    def record(self, name: str) -> NameRecord:
+        """What `name` stands for; a layer's digest stands for itself. Raises NotFound and InvalidArgument."""
+        if name.startswith("sha256:"):
+            self._layers.manifest(name)
+            return NameRecord(name=name, digest=name)
+        path = self._path(name)
+        try:
+            found = path.stat()
+            known = self._seen.get(name)
+            if known is not None and known[:2] == (found.st_ino, found.st_mtime_ns):
+                return known[2]
+            record = msgspec.json.decode(path.read_bytes(), type=NameRecord)
+        except FileNotFoundError:
+            self._seen.pop(name, None)
+            raise NotFound(
+                f"no image or layer is named {name!a}; `dsec image list` shows the names", what="image"
+            ) from None
+        except msgspec.DecodeError as error:
+            raise ImageUnavailable(f"the record of {name!a} is damaged: {error}") from error
+        if len(self._seen) >= 65_536:
+            self._seen.clear()
+        self._seen[name] = (found.st_ino, found.st_mtime_ns, record)
+        return record
+
+    def resolve(self, name: str, kind: LayerKind) -> tuple[str, LayerManifest]:
+        """The digest and manifest of the layer `name`, which must be of `kind`. Raises NotFound, Conflict, ImageUnavailable."""
+        record = self.record(name)
+        try:
+            manifest = self._layers.manifest(record.digest)
+        except NotFound as error:
+            raise ImageUnavailable(f"the layer of {name!a} is missing in the store: {record.digest}") from error
+        if manifest.kind is not kind:
+            raise Conflict(f"{name!a} is a {manifest.kind} layer, and is asked for as {kind}", what="kind")
+        return record.digest, manifest
+
+    def set(self, record: NameRecord) -> None:
+        """Gives a layer a name; the name then stands for it alone. Raises InvalidArgument for what cannot be a name."""
+        path = self._path(check_name(record.name))
+        self._layers.manifest(record.digest)
+        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        fresh = path.with_name(f".{self._clock.random(8).hex()}")
+        try:
+            with fresh.open("xb") as file:
+                file.write(msgspec.json.encode(record))
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.rename(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+
+    def tag(self, name: str, new: str) -> None:
+        """Gives the layer of `name` the name `new` too. Raises NotFound and InvalidArgument."""
+        self.set(msgspec.structs.replace(self.record(name), name=check_name(new)))
+
+    def remove(self, name: str) -> None:
+        """Forgets a name; the layer stays until `dsec image gc`, and running sandboxes are not touched. Raises NotFound."""
+        try:
+            self._path(check_name(name)).unlink()
+        except FileNotFoundError:
+            raise NotFound(f"no image or layer is named {name!a}", what="image") from None
+
+    def all(self) -> list[NameRecord]:
+        """All names, sorted."""
+        if not self._folder.is_dir():
+            return []
+        names = [
+            urllib.parse.unquote(e.name.removesuffix(_SUFFIX)) for e in os.scandir(self._folder) if e.name[0] != "."
+        ]
+        found = []
+        for name in sorted(names):
+            try:
+                found.append(self.record(name))
+            except NotFound:
+                continue  # removed by another process in between
+        return found
+
+    def views(self) -> list[ImageView]:
+        """All names with their layers, for people and programs. Names whose layer is missing are left out."""
+        return [view for record in self.all() if (view := self._view(record)) is not None]
+
+    def view(self, name: str) -> ImageView:
+        """One name with its layer. Raises NotFound and ImageUnavailable."""
+        view = self._view(self.record(name))
+        if view is None:
+            raise ImageUnavailable(f"the layer of {name!a} is missing in the store")
+        return view
+
+    def _view(self, record: NameRecord) -> ImageView | None:
+        try:
+            manifest = self._layers.manifest(record.digest)
+        except NotFound:
+            return None
+        layer = LayerView(
+            digest=record.digest,
+            kind=manifest.kind,
+            entries=manifest.entries,
+            content_bytes=manifest.content_bytes,
+            stored_bytes=manifest.meta.size + manifest.data.size + manifest.files.size,
+            origin=record.origin,
+        )
+        return ImageView(name=record.name, layer=layer)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / (urllib.parse.quote(check_name(name), safe="") + _SUFFIX)

@@ -1,0 +1,148 @@
+"""A node of one's own: `dsec up` in a process, with a state directory, for tests, benchmarks and examples. Needs root."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Node", "NodeFailed"]
+
+START_SECONDS = 60.0
+STOP_SECONDS = 120.0
+
+
+class NodeFailed(Exception):
+    """The node did not start or stop, or a command on it failed; says what it printed."""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Node:
+    """`dsec up` on `state`, listening on a free port of the loopback; a context manager that ends it with `dsec down`.
+
+    `state`: directory, made where missing and kept at the end. `settings`: more settings as DSEC_* variables. The log is
+    `state`/up.log. Raises NodeFailed.
+    """
+
+    def __init__(self, state: Path, **settings: str) -> None:
+        self.state = state.absolute()
+        self.api_key = ""
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("DSEC_")}  # noqa: TID251
+        self._environ = {**inherited, **settings, "DSEC_NODE_STATE": str(self.state)}
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        if self._process is None:
+            raise NodeFailed("the node is not running")
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """The end of what the server printed."""
+        try:
+            return (self.state / "up.log").read_text(errors="replace")[-4000:]
+        except FileNotFoundError:
+            return ""
+
+    def dsec(self, *words: str, timeout: float = 600) -> str:
+        """Run a `dsec` command on this node's state; answers its standard output."""
+        client = {"DSEC_URL": self.url, "DSEC_API_KEY": self.api_key} if self.api_key else {}
+        done = subprocess.run(
+            [str(Path(sys.executable).parent / "dsec"), *words],
+            env={**self._environ, **client}, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise NodeFailed(f"dsec {' '.join(words)}: exit {done.returncode}: {done.stderr[-2000:]}")
+        return done.stdout
+
+    def images(self) -> set[str]:
+        """Names of images and layers in the store."""
+        return {image["name"] for image in json.loads(self.dsec("image", "list", "--json"))}
+
+    def has(self, name: str) -> bool:
+        """Whether the store has an image or layer of that name."""
+        return name in self.images()
+
+    def start(self) -> None:
+        """Start the server and wait until it is ready."""
+        self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._port = _free_port()
+        command = [
+            str(Path(sys.executable).parent / "dsec"),
+            "up",
+            "--state",
+            str(self.state),
+            "--listen",
+            self.url[7:],
+        ]
+        with (self.state / "up.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )  # fmt: skip
+        deadline = time.monotonic() + START_SECONDS
+        while not self._ready():
+            if self._process.poll() is not None:
+                raise NodeFailed(f"dsec up ended with {self._process.returncode}: {self.log}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise NodeFailed(f"dsec up was not ready after {START_SECONDS:.0f} s: {self.log}")
+            time.sleep(0.02)
+        credentials: dict[str, Any] = json.loads((self.state / "credentials.json").read_text())
+        self.api_key = credentials["api_key"]
+
+    def _ready(self) -> bool:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=5)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def kill(self) -> None:
+        """End the server with SIGKILL, as a crash would: its sandboxes stay."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """`dsec down`: every sandbox ends, nothing of the node stays in the kernel."""
+        if self._process is None:
+            return
+        try:
+            self.dsec("down", "--state", str(self.state), timeout=STOP_SECONDS)
+            self._process.wait(timeout=STOP_SECONDS)
+        finally:
+            if self._process.poll() is None:
+                self.kill()
+            self._process = None
+
+    def __enter__(self) -> "Node":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
