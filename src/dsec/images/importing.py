@@ -1,6 +1,6 @@
 """Imports: a source becomes one layer of the store and gets a name. No path of a source is ever made on the host."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,8 +92,7 @@ class Importer:
             check_name(name)
             work.progress.step("read layers", None)
             tree = flatten([each.entries() for each in source.inputs])
-            digest = self._layers.build(LayerKind.BASE, tree, source.inputs, source.config, work.folder, work.progress)
-            return self._name(name, digest, source)
+            return self._publish(name, LayerKind.BASE, tree, source, work)
         finally:
             source.close()
 
@@ -114,8 +113,7 @@ class Importer:
                 progress.step("read", None)
                 placed = _placed(source.inputs[0].entries(), args)
                 tree = flatten([placed]) if args.kind is LayerKind.DATA else overlay_layer(placed, args.whiteouts)
-                digest = self._layers.build(args.kind, tree, source.inputs, ImageConfig(), folder, progress)
-                return self._name(args.name, digest, source)
+                return self._publish(args.name, args.kind, tree, source, work)
             finally:
                 source.close()
 
@@ -130,12 +128,15 @@ class Importer:
         archive = TarInput(file, number=0, config=work.config, notes=work.notes)
         return Source([archive], ImageConfig(), f"tar:{args.source}", work.notes)
 
-    def _name(self, name: str, digest: str, source: Source) -> NameRecord:
-        record = NameRecord(
-            name=name, digest=digest, origin=source.origin, created=self._clock.now(), notes=source.notes.all()
-        )
-        self._names.set(record)
-        return record
+    def _publish(
+        self, name: str, kind: LayerKind, tree: Sequence[TreeEntry], source: Source, work: Workshop
+    ) -> NameRecord:
+        def give_name(digest: str) -> None:
+            notes, now = source.notes.all(), self._clock.now()
+            self._names.set(NameRecord(name=name, digest=digest, origin=source.origin, created=now, notes=notes))
+
+        self._layers.build(kind, tree, source.inputs, source.config, work.folder, work.progress, give_name)
+        return self._names.record(name)
 
 
 def _placed(entries: Iterator[TreeEntry], args: BuildArgs) -> Iterator[TreeEntry]:

@@ -81,17 +81,19 @@ class NameStore:
     def set(self, record: NameRecord) -> None:
         """Gives a layer a name; the name then stands for it alone. Raises InvalidArgument for what cannot be a name."""
         path = self._path(check_name(record.name))
-        self._layers.manifest(record.digest)
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         fresh = path.with_name(f".{self._clock.random(8).hex()}")
-        try:
-            with fresh.open("xb") as file:
-                file.write(msgspec.json.encode(record))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.rename(path)
-        finally:
-            fresh.unlink(missing_ok=True)
+        with self._layers.naming():
+            if not self._layers.exists(record.digest):
+                raise NotFound(f"no layer {record.digest} in the store", what="layer")
+            try:
+                with fresh.open("xb") as file:
+                    file.write(msgspec.json.encode(record))
+                    file.flush()
+                    os.fsync(file.fileno())
+                fresh.rename(path)
+            finally:
+                fresh.unlink(missing_ok=True)
 
     def tag(self, name: str, new: str) -> None:
         """Gives the layer of `name` the name `new` too. Raises NotFound and InvalidArgument."""

@@ -8,8 +8,8 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -69,12 +69,25 @@ class LayerStore:
         self._manifests[digest] = manifest
         return manifest
 
+    def exists(self, digest: str) -> bool:
+        return (self.directory(digest) / MANIFEST).is_file()
+
     def stored_bytes(self, digest: str) -> int:
         """Bytes that the layer takes on disk; holes are not counted."""
         try:
             return sum(entry.stat().st_blocks * 512 for entry in os.scandir(self.directory(digest)))
         except FileNotFoundError:
             return 0
+
+    def naming(self) -> AbstractContextManager[None]:
+        """While this is held, `collecting` waits: a layer is published, or found, and gets its name."""
+        self._layers.mkdir(mode=0o755, parents=True, exist_ok=True)
+        return _locked(self._layers / _LOCK, fcntl.LOCK_SH)
+
+    def collecting(self) -> AbstractContextManager[None]:
+        """While this is held, no layer gets a name."""
+        self._layers.mkdir(mode=0o755, parents=True, exist_ok=True)
+        return _locked(self._layers / _LOCK, fcntl.LOCK_EX)
 
     def remove(self, digest: str) -> None:
         """Removes a layer's files; running sandboxes that have it mounted keep reading it. Missing: nothing to do."""
@@ -109,10 +122,12 @@ class LayerStore:
         config: ImageConfig,
         folder: Path,
         progress: Progress,
+        then: Callable[[str], None],
     ) -> str:
         """Makes and publishes a layer of composed `entries`; `folder` is from `scratch`. Gives the layer's digest.
 
-        Raises InvalidArgument for what a layer cannot hold.
+        `then` is called with the digest to give it a name before `collect` may see it. Raises InvalidArgument for what a
+        layer cannot hold.
         """
         made = folder / "layer"
         made.mkdir(mode=0o755)
@@ -137,7 +152,10 @@ class LayerStore:
             content_bytes=sum(record.size for record in records),
             config=config,
         )
-        return self._publish(made, manifest)
+        with self.naming():
+            digest = self._publish(made, manifest)
+            then(digest)
+        return digest
 
     def _publish(self, made: Path, manifest: LayerManifest) -> str:
         raw = msgspec.json.encode(manifest, order="deterministic")
@@ -174,10 +192,10 @@ class LayerStore:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        fcntl.flock(fd, how)
         yield
     finally:
         os.close(fd)

@@ -1,0 +1,41 @@
+"""Which layers can go: those that no name stands for and that nothing on this node has mounted."""
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from dsec.images.mounts import mounted_below
+from dsec.images.names import NameStore
+from dsec.images.store import LayerStore
+
+__all__ = ["Collected", "collect"]
+
+
+class Collected(Struct, frozen=True, kw_only=True):
+    """What was removed, with the bytes it took on disk, and what is unnamed but still mounted."""
+
+    removed: tuple[str, ...]
+    freed_bytes: int
+    in_use: tuple[str, ...]
+
+
+def collect(state: Path, layers: LayerStore, names: NameStore, *, dry_run: bool = False) -> Collected:
+    """Removes unnamed layers. One that is mounted is kept: a sandbox may need it after a restart of the server.
+
+    A server unmounts what no sandbox holds after a while, and at its end; then the next call removes it.
+    """
+    with layers.collecting():
+        named = {record.digest for record in names.all()}
+        mounted = {f"sha256:{place.name}" for place in mounted_below(state.resolve() / "mnt")}
+        removed, in_use, freed = [], [], 0
+        for digest in layers.digests():
+            if digest in named:
+                continue
+            if digest in mounted:
+                in_use.append(digest)
+                continue
+            freed += layers.stored_bytes(digest)
+            removed.append(digest)
+            if not dry_run:
+                layers.remove(digest)
+    return Collected(removed=tuple(removed), freed_bytes=freed, in_use=tuple(in_use))

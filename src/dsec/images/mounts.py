@@ -1,0 +1,231 @@
+"""The image room as an edge sees it: names to layers, layers to mounts, each layer mounted once a node and shared.
+
+A mount is held by whoever asked for it, by a name of his, until he releases it. Mounts outlive the process: at `open` those
+below STATE/mnt are taken over. What nobody holds stays mounted for a while, as the next sandbox is likely to want it, and is
+unmounted when too many such or too old. A running sandbox does not need the mount it was started from: its root has its own.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsec.images.names import NameStore
+from dsec.images.store import DATA, META, LayerStore
+from dsec.images.volumes import Volumes
+from dsec.kernel.erofs import cached_bytes
+from dsec.kernel.errors import KernelError
+from dsec.kernel.mounts import mount_erofs, umount
+from dsec.model.errors import ImageUnavailable, InvalidArgument, NotFound
+from dsec.model.layers import Composition, LayerKind
+from dsec.model.plan import Mount
+from dsec.model.spec import MountSpec
+from dsec.model.views import ImageView
+from dsec.ports.clock import Clock
+
+__all__ = ["MountsConfig", "NodeImages", "mounted_below"]
+
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True)
+class MountsConfig:
+    """`idle_mounts`: layers that stay mounted though nobody holds them, at most. `idle_seconds`: and for how long."""
+
+    idle_mounts: int = 256
+    idle_seconds: float = 600.0
+
+
+def mounted_below(folder: Path) -> list[Path]:
+    """What is mounted directly below `folder`, from /proc/self/mountinfo."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines():
+        place = Path(_ESCAPE.sub(lambda m: chr(int(m[1], 8)), line.split(" ")[4]))
+        if place.parent == folder:
+            found.append(place)
+    return found
+
+
+class NodeImages:
+    """Implements `dsec.ports.images.Images` on the state directory `state`. `volumes`: None where the node has no pool.
+
+    Every method but `open` and `close` is cheap when the layers are mounted: a stat for a name, no thread, no call to mount.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        layers: LayerStore,
+        names: NameStore,
+        clock: Clock,
+        *,
+        volumes: Volumes | None = None,
+        config: MountsConfig | None = None,
+    ) -> None:
+        self._folder = state.resolve() / "mnt"
+        self._layers = layers
+        self._names = names
+        self._clock = clock
+        self._volumes = volumes
+        self._config = config or MountsConfig()
+        self._mounts: dict[str, Mount] = {}
+        self._holders: dict[str, set[str]] = {}
+        self._held: dict[str, set[str]] = {}
+        self._idle: dict[str, float] = {}
+        self._lock = asyncio.Lock()
+
+    def open(self) -> None:
+        """Takes over what is mounted from before. Raises ImageUnavailable when the state directory's path cannot be used."""
+        if "," in str(self._folder):
+            raise ImageUnavailable(f"layers cannot be mounted below {self._folder}: mount options end at a comma")
+        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for place in mounted_below(self._folder):
+            digest = f"sha256:{place.name}"
+            try:
+                self._layers.manifest(digest)
+            except (NotFound, InvalidArgument, ImageUnavailable):
+                self._unmount(place)
+                continue
+            self._mounts[digest] = self._mount_of(digest, place)
+            self._idle[digest] = self._clock.monotonic()
+
+    def close(self) -> None:
+        """Unmounts what nobody holds. Mounts of sandboxes that live on stay, for the next process to take over."""
+        for digest in list(self._idle):
+            self._drop(digest)
+
+    def compose(self, base: str, workspace: str | None, toolkits: Sequence[str]) -> Composition:
+        """Layers by name or digest, lowest first. Raises NotFound, Conflict (another kind), ImageUnavailable."""
+        digest, manifest = self._names.resolve(base, LayerKind.BASE)
+        layers = [digest]
+        if workspace is not None:
+            layers.append(self._names.resolve(workspace, LayerKind.WORKSPACE)[0])
+        layers.extend(self._names.resolve(toolkit, LayerKind.TOOLKIT)[0] for toolkit in toolkits)
+        repeated = next((layer for layer in layers if layers.count(layer) > 1), None)
+        if repeated is not None:
+            raise InvalidArgument(f"layer {repeated} is asked for twice", field="toolkits")
+        return Composition(layers=tuple(layers), config=manifest.config)
+
+    async def mounts(self, composition: Composition, holder: str) -> list[Mount]:
+        """The composition's layers, mounted and held for `holder`. Raises ImageUnavailable; then nothing more is held."""
+        before = set(self._held.get(holder, ()))
+        try:
+            return [await self._hold(digest, holder) for digest in composition.layers]
+        except BaseException:
+            for digest in self._held.get(holder, set()) - before:
+                self._let_go(digest, holder)
+            raise
+
+    async def extra(self, specs: Sequence[MountSpec], holder: str) -> list[Mount]:
+        """Volumes and data layers at their targets, held for `holder`. Raises NotFound, Conflict, InvalidArgument."""
+        found = []
+        for spec in specs:
+            if (spec.volume is None) == (spec.data is None):
+                raise InvalidArgument("a mount is either a volume or a data layer", field="mounts")
+            if spec.data is not None:
+                digest, _ = self._names.resolve(spec.data, LayerKind.DATA)
+                layer = await self._hold(digest, holder)
+                found.append(
+                    Mount(kind="layer", source=layer.source, target=spec.target, digest=digest, images=layer.images)
+                )
+                continue
+            if self._volumes is None:
+                raise NotFound("this node has no volumes", what="volume")
+            source = self._volumes.directory(spec.volume or "")
+            found.append(Mount(kind="volume", source=str(source), target=spec.target, read_only=spec.read_only))
+        return found
+
+    async def release(self, holder: str) -> None:
+        """Lets go of all that `holder` holds; any number of times."""
+        for digest in tuple(self._held.get(holder, ())):
+            self._let_go(digest, holder)
+        self._evict()
+
+    def list(self) -> list[ImageView]:
+        """All names with their layers."""
+        return self._names.views()
+
+    def held(self) -> frozenset[str]:
+        """Digests of layers that somebody holds."""
+        return frozenset(digest for digest, holders in self._holders.items() if holders)
+
+    def bytes_read(self, digest: str) -> int | None:
+        """How much of the layer's data has been read from disk and is in memory now: its pages in the page cache.
+
+        All sandboxes of the node share it; pages that the kernel took back under pressure are not counted. None: not known.
+        """
+        try:
+            return cached_bytes(str(self._layers.directory(digest) / DATA))
+        except KernelError:
+            return None
+
+    async def _hold(self, digest: str, holder: str) -> Mount:
+        mount = self._mounts.get(digest)
+        if mount is None:
+            async with self._lock:
+                mount = self._mounts.get(digest)
+                if mount is None:
+                    mount = await asyncio.to_thread(self._mount, digest)
+                    self._mounts[digest] = mount
+        self._idle.pop(digest, None)
+        self._holders.setdefault(digest, set()).add(holder)
+        self._held.setdefault(holder, set()).add(digest)
+        return mount
+
+    def _let_go(self, digest: str, holder: str) -> None:
+        mine = self._held.get(holder)
+        if mine is not None:
+            mine.discard(digest)
+            if not mine:
+                del self._held[holder]
+        holders = self._holders.get(digest)
+        if holders is not None:
+            holders.discard(holder)
+            if not holders:
+                del self._holders[digest]
+                self._idle[digest] = self._clock.monotonic()
+
+    def _evict(self) -> None:
+        """Unmounts the longest idle beyond the bound, and those idle for too long. `_idle` is in the order of time."""
+        oldest = self._clock.monotonic() - self._config.idle_seconds
+        while self._idle:
+            digest, since = next(iter(self._idle.items()))
+            if len(self._idle) <= self._config.idle_mounts and since > oldest:
+                return
+            self._drop(digest)
+
+    def _drop(self, digest: str) -> None:
+        del self._idle[digest]
+        self._unmount(Path(self._mounts.pop(digest).source))
+
+    def _unmount(self, place: Path) -> None:
+        try:
+            # Lazily: a mount that another process looks into just now goes with its last user.
+            umount(str(place), lazy=True)
+            place.rmdir()
+        except (KernelError, OSError) as error:
+            raise ImageUnavailable(f"{place} cannot be unmounted: {error}") from error
+
+    def _mount(self, digest: str) -> Mount:
+        manifest = self._layers.manifest(digest)
+        source, place = self._layers.directory(digest), self._folder / digest.removeprefix("sha256:")
+        for name, blob in ((META, manifest.meta), (DATA, manifest.data)):
+            try:
+                size = (source / name).stat().st_size
+            except OSError as error:
+                raise ImageUnavailable(f"layer {digest}: {name}: {error.strerror}") from error
+            if size != blob.size:
+                raise ImageUnavailable(f"layer {digest}: {name} has {size} bytes, its manifest says {blob.size}")
+        try:
+            place.mkdir(mode=0o755, exist_ok=True)
+            if not os.path.ismount(place):
+                mount_erofs(str((source / META).resolve()), str((source / DATA).resolve()), str(place))
+        except (KernelError, OSError) as error:
+            raise ImageUnavailable(f"layer {digest} cannot be mounted: {error}") from error
+        return self._mount_of(digest, place)
+
+    def _mount_of(self, digest: str, place: Path) -> Mount:
+        source = self._layers.directory(digest)
+        return Mount(kind="layer", source=str(place), digest=digest, images=(str(source / META), str(source / DATA)))
