@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from style.sources import ROOT, allowed, python_files, repository_files, rust_files, rust_plain
 
 BANNED_NAMES = {"manager", "utils", "util", "common", "helper", "helpers", "base", "handler"}
