@@ -5,6 +5,7 @@ The interpreter's lock is released around the calls.
 """
 
 from dsec._core import (
+    assemble,
     cached_bytes,
     erofs_image,
     filesystem_id,
@@ -26,6 +27,7 @@ from dsec._core import (
 )
 
 __all__ = [
+    "assemble",
     "cached_bytes",
     "erofs_image",
     "filesystem_id",

@@ -42,21 +42,27 @@ fn boot_record(cell: &Cell) -> Result<OwnedFd> {
     sealed_file("boot", &data, false)
 }
 
-/// The sandbox's root and extra trees, detached.
-fn trees(cell: &Cell) -> Result<(OwnedFd, Vec<OwnedFd>)> {
-    let user = dsec_sys::borrow(cell.user_fd);
+/// An overlay of `layers`, lowest first, and `writable`, all seen through the map of `user_fd`, whose root is `base`.
+///
+/// # Errors
+/// The call that the kernel refused.
+pub fn assemble(layers: &[String], writable: &str, user_fd: i32, base: u32) -> Result<OwnedFd> {
+    let user = dsec_sys::borrow(user_fd);
     let read_only = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV;
-    let layers = cell
-        .layers
+    let layers = layers
         .iter()
         .map(|path| idmapped_clone(path, user, read_only))
         .collect::<Result<Vec<_>>>()?;
-    let writable = idmapped_clone(&cell.writable, user, MOUNT_ATTR_NODEV)?;
-    let root = {
-        // An overlay acts with its mounter's ids: host root is not in the map of its layers.
-        let _disguise = Disguise::file_system(cell.base)?;
-        overlay(&layers, &writable)?
-    };
+    let writable = idmapped_clone(writable, user, MOUNT_ATTR_NODEV)?;
+    // An overlay acts with its mounter's ids: host root is not in the map of its layers.
+    let _disguise = Disguise::file_system(base)?;
+    overlay(&layers, &writable)
+}
+
+/// The sandbox's root and extra trees, detached.
+fn trees(cell: &Cell) -> Result<(OwnedFd, Vec<OwnedFd>)> {
+    let user = dsec_sys::borrow(cell.user_fd);
+    let root = assemble(&cell.layers, &cell.writable, cell.user_fd, cell.base)?;
     let extras = cell
         .extras
         .iter()

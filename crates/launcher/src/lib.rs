@@ -5,5 +5,5 @@ mod cell;
 mod sight;
 mod steps;
 
-pub use cell::{launch, Launched};
+pub use cell::{assemble, launch, Launched};
 pub use steps::{Cell, Extra};

@@ -34,6 +34,15 @@ fn sealed_file(py: Python<'_>, name: &str, data: &[u8], program: bool) -> PyResu
     Ok(file.into_raw_fd())
 }
 
+/// A detached overlay, for trying whether this host can make one.
+#[pyfunction]
+fn assemble(py: Python<'_>, layers: Vec<String>, writable: &str, user_fd: i32, base: u32) -> PyResult<i32> {
+    let root = py
+        .detach(|| dsec_launcher::assemble(&layers, writable, user_fd, base))
+        .map_err(raised)?;
+    Ok(root.into_raw_fd())
+}
+
 /// Pid, pidfd, seconds for the root file system, seconds for the process.
 #[pyfunction]
 fn launch(py: Python<'_>, cell: &[u8]) -> PyResult<(i32, i32, f64, f64)> {
@@ -49,6 +58,7 @@ fn launch(py: Python<'_>, cell: &[u8]) -> PyResult<(i32, i32, f64, f64)> {
 
 pub fn export(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(make_namespaces, module)?)?;
+    module.add_function(wrap_pyfunction!(assemble, module)?)?;
     module.add_function(wrap_pyfunction!(make_stage, module)?)?;
     module.add_function(wrap_pyfunction!(sealed_file, module)?)?;
     module.add_function(wrap_pyfunction!(launch, module)?)

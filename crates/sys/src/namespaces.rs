@@ -26,6 +26,7 @@ pub struct Namespaces {
 }
 
 /// The holder: sets what only a process inside can set, then waits to be killed. Raw calls only, no thread-local storage.
+// SAFETY: called by clone3 alone, with the number of a descriptor.
 unsafe extern "C" fn hold(argument: usize) -> ! {
     let ready = argument as i32;
     let answer = forbid_nested_namespaces().err().unwrap_or(0);

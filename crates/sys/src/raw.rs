@@ -35,6 +35,7 @@ pub(crate) unsafe fn call(number: libc::c_long, args: [usize; 6]) -> isize {
 /// what `argument` points to outlives the child's use of it.
 pub(crate) unsafe fn clone3(
     args: *const libc::clone_args,
+    // SAFETY: part of this function's own contract, above.
     entry: unsafe extern "C" fn(usize) -> !,
     argument: usize,
 ) -> isize {

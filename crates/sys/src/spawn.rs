@@ -69,6 +69,7 @@ struct Shared<'a> {
     errno: i32,
 }
 
+// SAFETY: called by clone3 alone, with the address of the parent's `Shared`.
 unsafe extern "C" fn child(argument: usize) -> ! {
     // SAFETY: the parent waits, suspended, with this record alive on its stack, until the child execs or exits.
     let shared = unsafe { &mut *(argument as *mut Shared<'_>) };
