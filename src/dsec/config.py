@@ -17,6 +17,8 @@ from dsec.cluster.apiserver import ApiServerSettings
 from dsec.cluster.placement import PlacementSettings
 from dsec.cluster.serve import ServerSettings
 from dsec.cluster.watcher import WatcherSettings
+from dsec.edge.backends.container import ContainerOptions
+from dsec.images.mounts import MountsConfig
 from dsec.model.errors import InvalidArgument
 from dsec.model.settings import setting
 
@@ -28,7 +30,7 @@ OTHER_VARIABLES = frozenset({"DSEC_CONFIG", "DSEC_URL", "DSEC_API_KEY", "DSEC_CA
 
 
 @dataclass(frozen=True)
-class NodeSettings:
+class StateSettings:
     """Settings of the node as a whole."""
 
     state: str = setting("/var/lib/dsec", "directory of all that the node keeps: images, pool, journal, keys")
@@ -38,11 +40,13 @@ class NodeSettings:
 class Config:
     """All settings of a node, by section."""
 
-    node: NodeSettings
+    node: StateSettings
     server: ServerSettings
     apiserver: ApiServerSettings
     placement: PlacementSettings
     watcher: WatcherSettings
+    container: ContainerOptions
+    images: MountsConfig
 
     @property
     def state(self) -> Path:
@@ -94,7 +98,7 @@ def load(overrides: Mapping[str, object] | None = None, environ: Mapping[str, st
     hints = {section: get_type_hints(kind) for section, kind in _sections().items()}
     for section, kind in _sections().items():
         chosen = {}
-        for field in fields(kind):
+        for field in _settings(kind):
             name = f"{section}.{field.name}"
             if name in values:
                 chosen[field.name] = _convert(values[name], hints[section][field.name], name, origins[name])
@@ -112,7 +116,7 @@ def reference() -> str:
         parts.append(
             f"\n## {section}\n\n{(kind.__doc__ or '').strip()}\n\n| setting | default | meaning |\n| --- | --- | --- |\n"
         )
-        for field in fields(kind):
+        for field in _settings(kind):
             shown = msgspec.json.encode(_default(field), enc_hook=str).decode()
             parts.append(f"| `{section}.{field.name}` | `{shown}` | {field.metadata['meaning']} |\n")
     return "".join(parts)
@@ -131,9 +135,13 @@ def _sections() -> dict[str, type[Any]]:
     return cast(dict[str, type[Any]], get_type_hints(Config))
 
 
+def _settings(kind: type[Any]) -> list[Field[Any]]:
+    return [field for field in fields(kind) if "meaning" in field.metadata]
+
+
 def _declared() -> Iterator[tuple[str, str, Field[Any]]]:
     for section, kind in _sections().items():
-        for field in fields(kind):
+        for field in _settings(kind):
             yield section, f"{section}.{field.name}", field
 
 

@@ -21,6 +21,7 @@ from dsec.kernel.mounts import mount_erofs, umount
 from dsec.model.errors import ImageUnavailable, InvalidArgument, NotFound
 from dsec.model.layers import Composition, LayerKind
 from dsec.model.plan import Mount
+from dsec.model.settings import setting
 from dsec.model.spec import MountSpec
 from dsec.model.views import ImageView
 from dsec.ports.clock import Clock
@@ -32,10 +33,10 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True)
 class MountsConfig:
-    """`idle_mounts`: layers that stay mounted though nobody holds them, at most. `idle_seconds`: and for how long."""
+    """Settings of the mounts of layers."""
 
-    idle_mounts: int = 256
-    idle_seconds: float = 600.0
+    idle_mounts: int = setting(256, "layers that stay mounted though no sandbox holds them, at most")
+    idle_seconds: float = setting(600.0, "seconds that a layer stays mounted though no sandbox holds it")
 
 
 def mounted_below(folder: Path) -> list[Path]:

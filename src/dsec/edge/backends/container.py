@@ -25,11 +25,12 @@ from dsec.model.aether import VERSION, HelloReply, HelloRequest
 from dsec.model.errors import DSecError
 from dsec.model.outcome import End
 from dsec.model.plan import Aftermath, Capabilities, Handle, Life, Plan, Usage
+from dsec.model.settings import check_positive, setting
 from dsec.ports.agent import Agent
 from dsec.ports.backend import BackendFailure, Started
 from dsec.ports.clock import Clock
 
-__all__ = ["Container", "ContainerSettings"]
+__all__ = ["Container", "ContainerOptions", "ContainerSettings"]
 
 _T = TypeVar("_T")
 _HANDLE_VERSION = 1
@@ -38,23 +39,30 @@ _IMAGE_OPS = frozenset({"fsconfig", "open_tree", "mount_setattr", "move_mount", 
 _BACKLOG = 512
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerSettings:
-    """`state`: the node's directory. `program`: the static aether binary. `filter`: seccomp program of every command.
-    `pool_device`, `pool_bytes`: see kernel.pool. `ahead_low`, `ahead_high`: namespaces kept ready. `workers`: threads for
-    what blocks in the kernel. `answer_seconds`, `stop_seconds`: patience with a new aether, and with a killed one.
-    """
+@dataclass(frozen=True)
+class ContainerOptions:
+    """Settings of the container backend."""
+
+    pool_device: str | None = setting(None, "block device of the pool of writable layers; none: a sparse file in the state")
+    pool_bytes: int | None = setting(None, "bytes of the pool's file; none: nine tenths of what is free when it is made")
+    ahead_low: int = setting(16, "sets of namespaces kept ready; below this more are made")
+    ahead_high: int = setting(48, "sets of namespaces kept ready at most")
+    workers: int = setting(4, "threads for what blocks in the kernel")
+    answer_seconds: float = setting(10.0, "seconds that a new sandbox's aether has to answer")
+    stop_seconds: float = setting(20.0, "seconds that a killed sandbox has to end")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "workers", "answer_seconds", "stop_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerSettings(ContainerOptions):
+    """The options, and what the node gives: `state`, its directory; `program`, the static aether binary; `filter`, the
+    seccomp program of every command."""
 
     state: Path
     program: Path
     filter: bytes
-    pool_device: str | None = None
-    pool_bytes: int | None = None
-    ahead_low: int = 16
-    ahead_high: int = 48
-    workers: int = 4
-    answer_seconds: float = 10.0
-    stop_seconds: float = 20.0
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
