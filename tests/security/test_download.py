@@ -193,7 +193,9 @@ def test_a_huge_header_is_not_read_into_memory(target: Path) -> None:
         unpack(target, header.tobuf(tarfile.GNU_FORMAT))
 
 
-@pytest.mark.parametrize("spoil", [lambda b: b[:700], lambda b: gzip.compress(b), lambda b: b"\1" * 2048, lambda b: b[:1024]])
+@pytest.mark.parametrize(
+    "spoil", [lambda b: b[:700], lambda b: gzip.compress(b), lambda b: b"\1" * 2048, lambda b: b[:1024]]
+)
 def test_what_is_cut_or_no_tar_is_an_error_and_leaves_no_part(target: Path, spoil: Callable[[bytes], bytes]) -> None:
     unpacker = Unpacker(target, "/w")
     unpacker.open()

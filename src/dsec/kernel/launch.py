@@ -25,6 +25,7 @@ CAPABILITIES = {
     "setuid": 7,
     "setpcap": 8,
     "net_bind_service": 10,
+    "net_raw": 13,
     "sys_chroot": 18,
     "setfcap": 31,
 }
