@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -92,9 +93,7 @@ def import_(
     """
     if password_stdin != (username is not None):
         raise click.UsageError("--username and --password-stdin go together")
-    login = (
-        Credentials(username, click.get_text_stream("stdin").read().rstrip("\r\n")) if username is not None else None
-    )
+    login = Credentials(username, sys.stdin.read().rstrip("\r\n")) if username is not None else None
     shelf, wanted = open_shelf(state), parse_platform(platform) if platform else None
     with fail_plainly(), shown_progress(as_json) as progress, shelf.layers.scratch() as folder:
         work = shelf.importer.workshop(folder, progress)
