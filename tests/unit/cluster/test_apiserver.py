@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from unit.cluster.fakes import FakeEdge, Platform, platform
 
 from dsec.cluster.apiserver import _split_cursor
 from dsec.model.errors import InvalidArgument, RuntimeFailure
 from dsec.model.tenancy import Amount, KeySpec, PrincipalSpec, ProjectSpec, Quota
 from dsec.rules.access import PERMISSIONS
+from unit.cluster.fakes import FakeEdge, Platform, platform
 
 SPEC = {"container_image": "python-3.11", "memory_limit_mb": 64}
 

@@ -8,11 +8,11 @@ from typing import Any
 import aiohttp
 import pytest
 from cryptography import x509
-from unit.cluster.fakes import RealClock
 
 from dsec.cluster.serve import ServerSettings, is_loopback, open_listener, parse_address, serve
 from dsec.cluster.tls import fingerprint_of, own_certificate
 from dsec.model.errors import InvalidArgument, Unavailable, Unsupported
+from unit.cluster.fakes import RealClock
 
 CLOCK = RealClock()
 

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from unit.cluster.fakes import RealClock
 
 from dsec.cluster.state import Credentials, StateDirectory
 from dsec.model.errors import Conflict
+from unit.cluster.fakes import RealClock
 
 
 @pytest.fixture
