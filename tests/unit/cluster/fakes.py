@@ -201,7 +201,14 @@ class FakeImages:
 class Platform:
     """Services on fake edges behind a real socket on loopback."""
 
-    def __init__(self, folder: Path, edges: list[FakeEdge], settings: ApiServerSettings) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        edges: list[FakeEdge],
+        settings: ApiServerSettings,
+        edge_routes: tuple[Route, ...] = EDGE_ROUTES,
+    ) -> None:
+        folder.mkdir(exist_ok=True)
         self.edges = edges
         clock = RealClock()
         self.keys: list[str] = []
@@ -212,7 +219,7 @@ class Platform:
             iam=self.iam, tenants=Tenants(self.iam, clock), placement=SamplingPlacement(self.watcher, clock, PlacementSettings()),
             watcher=self.watcher, edges=tuple(edges), images=FakeImages(), clock=clock, id_key=KEY,
         )  # fmt: skip
-        self.app = ApiServer(self.services, settings, EDGE_ROUTES, "0")
+        self.app = ApiServer(self.services, settings, edge_routes, "0")
         self.url = ""
 
     def client(self, key: str | None = None) -> aiohttp.ClientSession:
@@ -228,9 +235,11 @@ class QuietServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def platform(folder: Path, *edges: FakeEdge, **settings: object) -> AsyncIterator[Platform]:
+async def platform(
+    folder: Path, *edges: FakeEdge, edge_routes: tuple[Route, ...] = EDGE_ROUTES, **settings: object
+) -> AsyncIterator[Platform]:
     """A served platform; ends with its server."""
-    world = Platform(folder, list(edges) or [FakeEdge(1)], ApiServerSettings(**settings))  # type: ignore[arg-type]
+    world = Platform(folder, list(edges) or [FakeEdge(1)], ApiServerSettings(**settings), edge_routes)  # type: ignore[arg-type]
     config = uvicorn.Config(world.app, log_level="error", access_log=False, lifespan="off", ws="websockets-sansio")
     server = QuietServer(config)
     await world.watcher.refresh()
