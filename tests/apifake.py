@@ -18,8 +18,20 @@ from dsec.model.errors import BY_CODE
 from dsec.model.outcome import ExecResult, Outcome
 from dsec.model.spec import Batch, SandboxSpec
 from dsec.model.views import (
-    BatchItem, ExecRequest, FileView, Page, Problem, ProcessView, SandboxState, SandboxView, SessionRequest, SessionRun,
-    SessionView, StopMany, Stopped, StreamEvent,
+    BatchItem,
+    ExecRequest,
+    FileView,
+    Page,
+    Problem,
+    ProcessView,
+    SandboxState,
+    SandboxView,
+    SessionRequest,
+    SessionRun,
+    SessionView,
+    StopMany,
+    Stopped,
+    StreamEvent,
 )  # fmt: skip
 
 KEY = "test-key"

@@ -1,25 +1,28 @@
-"""The command line: one file a verb, each loaded when it is asked for, so that a client needs nothing of a node."""
+"""The command line: one file a verb, each loaded when it is asked for, so that a client needs nothing of a node.
+
+Each is a module dsec.cli.NAME with a click command called `command`. A client-only install has all that a client can do,
+and says what to install for the rest.
+"""
 
 import importlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from dsec.cli.answers import fail
 from dsec.model.errors import DSecError
 
-__all__ = ["EXIT_PLATFORM", "main"]
+__all__ = ["CLIENT", "NODE", "main"]
 
-# Exit status where the platform, not the command, failed: docker's.
-EXIT_PLATFORM = 125
-
-# Each is a module dsec.cli.NAME with a click command called `command`; the text is its line in `dsec --help`.
+# the text is its line in `dsec --help`
 CLIENT = {
-    "run": "start a sandbox, run a command in it, stop it",
+    "run": "start a sandbox, and run a command in it",
     "exec": "run a command in a sandbox",
     "shell": "work in a sandbox from this terminal",
-    "cp": "copy files to or from a sandbox",
-    "ps": "list sandboxes",
+    "cp": "copy files and trees to or from a sandbox",
+    "ps": "list sandboxes, or the processes of one",
     "logs": "show a process's output",
     "inspect": "show all about a sandbox",
     "stop": "stop sandboxes",
@@ -46,7 +49,10 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in CLIENT and cmd_name not in NODE:
             return None
-        found: click.Command = importlib.import_module(f"dsec.cli.{cmd_name}").command
+        try:
+            found: click.Command = importlib.import_module(f"dsec.cli.{cmd_name}").command
+        except ImportError as error:
+            return _absent(cmd_name, error.name or str(error))
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -58,16 +64,35 @@ class Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except DSecError as error:
-            click.echo(f"dsec: {error.code}: {error.detail or error.sentence}", err=True)
-            if error.hint:
-                click.echo(f"dsec: {error.hint}", err=True)
-            ctx.exit(EXIT_PLATFORM if error.is_infra_error else 1)
+            ctx.exit(fail(error))
+
+
+def _absent(name: str, missing: str) -> click.Command:
+    """A command that says by name what it lacks."""
+    if missing == f"dsec.cli.{name}":
+        reason = "is not part of this version"
+    elif missing == "dsec" or missing.startswith("dsec."):
+        reason = f"needs the native parts of a node ({missing} is missing): build them with `./dev build` in the source tree"
+    else:
+        reason = f"needs the parts of a node ({missing} is missing): pip install 'dsec[node]'"
+
+    @click.command(name, context_settings={"ignore_unknown_options": True}, add_help_option=False)
+    @click.argument("rest", nargs=-1, type=click.UNPROCESSED)
+    def absent(rest: tuple[str, ...]) -> None:
+        click.echo(f"dsec: `dsec {name}` {reason}", err=True)
+        sys.exit(1)
+
+    return absent
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dsec", prog_name="dsec")
 def _verbs() -> None:
-    """Sandboxes for training and evaluating language-model agents."""
+    """Sandboxes for training and evaluating language-model agents.
+
+    The server is named by DSEC_URL and DSEC_API_KEY, or the credentials file that `dsec up` writes. Answers go to stdout,
+    messages to stderr; --json makes an answer JSON.
+    """
 
 
 def main(argv: Sequence[str] | None = None) -> None:

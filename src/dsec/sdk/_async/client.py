@@ -1,7 +1,7 @@
 """The client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ class DSecClient:
 
     async def run_containers(
         self, args: DSecContainerRunArgs, count: int, *, window: int = 16, request_id: str | None = None
-    ) -> AsyncIterator[Sandbox | SandboxFailed]:
+    ) -> AsyncGenerator[Sandbox | SandboxFailed, None]:
         """Create `count` sandboxes of one kind, yielding each as it becomes ready, or why it failed; in no set order.
 
         At most `window` are being created at any moment. A broken stream is taken up again under the same key, so no

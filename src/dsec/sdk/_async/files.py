@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -70,7 +70,7 @@ class Files:
 
     async def read_stream(
         self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """As `read`, piece by piece. Raises Unavailable where the answer breaks off before its end."""
         target = self._path(path=path, offset=offset or None, length=length, user=user)
         async with self._transport.stream("GET", target) as response:
@@ -167,37 +167,55 @@ class Files:
         """Remove a file or an empty directory, or a whole tree with `recursive`; links are not followed."""
         await self._transport.fetch("POST", self._path("remove", path=path, recursive=recursive, user=user))
 
-    async def upload(self, source: str | Path, target: str, *, user: str | None = None) -> Transfer:
+    async def upload(
+        self,
+        source: str | Path,
+        target: str,
+        *,
+        user: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Transfer:
         """Copy a local file, or what a local directory holds, to `target` in the sandbox; parents are made.
 
         Streams with a fixed amount of memory. Links go as links, hard links too; what is neither file, directory, link
-        nor pipe is left out and named in `Transfer.refused`. A changed file raises InvalidArgument, and the transfer is broken off.
+        nor pipe is left out and named in `Transfer.refused`. A file that changes its size meanwhile raises InvalidArgument,
+        and the transfer is broken off. `progress` is called with the bytes of each piece sent.
         """
         local = Path(source)
         if not await asyncio.to_thread(os.path.isdir, local):
-            return await self._upload_file(local, target, user)
+            return await self._upload_file(local, target, user, progress)
         packer = Packer(local)
         answer = _written.decode(
-            await self._put(self._path("tree", path=target, user=user), _threaded(packer.pieces()), None)
+            await self._put(self._path("tree", path=target, user=user), _threaded(packer.pieces(), progress), None)
         )
         if answer.sha256 != packer.sha256:
             raise RuntimeFailure(f"{target}: what arrived is not what was sent", path=target)
         return packer.summary
 
-    async def _upload_file(self, local: Path, target: str, user: str | None) -> Transfer:
+    async def _upload_file(
+        self, local: Path, target: str, user: str | None, progress: Callable[[int], None] | None
+    ) -> Transfer:
         try:
             status = await asyncio.to_thread(os.stat, local)
         except OSError as error:
             raise InvalidArgument(f"{local}: {error.strerror}", field="source") from error
-        view = await self.write(target, _threaded(read_pieces(local)), mode=status.st_mode & 0o777, user=user)
+        view = await self.write(target, _threaded(read_pieces(local), progress), mode=status.st_mode & 0o777, user=user)
         return Transfer(entries=1, size=view.size)
 
-    async def download(self, source: str, target: str | Path, *, user: str | None = None) -> Transfer:
+    async def download(
+        self,
+        source: str,
+        target: str | Path,
+        *,
+        user: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Transfer:
         """Copy a file of the sandbox, or what a directory of it holds, to the local path `target`; parents are made.
 
         The sandbox is not trusted: nothing outside `target` is touched, links are made but never followed, absolute links
         into the tree are made relative, and every entry that would lead outside, every device and every pipe is left out
         and named in `Transfer.refused`. Owners are the caller's own, set-id bits are dropped. Memory is fixed.
+        `progress` is called with the bytes of each piece received. Raises RuntimeFailure for what is no archive.
         """
         view = await self.stat(source, user=user)
         if view.kind == "dir":
@@ -213,11 +231,15 @@ class Files:
             async with self._transport.stream("GET", remote) as response:
                 async for piece in response.content.iter_any():
                     await asyncio.to_thread(receiver.feed, piece)
+                    if progress is not None:
+                        progress(len(piece))
             return await asyncio.to_thread(receiver.finish)
         finally:
             receiver.close()
 
-    async def watch(self, path: str, *, recursive: bool = True, user: str | None = None) -> AsyncIterator[FileEvent]:
+    async def watch(
+        self, path: str, *, recursive: bool = True, user: str | None = None
+    ) -> AsyncGenerator[FileEvent, None]:
         """Changes below `path`, from the moment the first item is asked for; `overflow` means: list again. Ends never by
         itself; leave the loop to end it. Raises Unavailable where the connection breaks."""
         channel = await self._transport.websocket(self._path("watch", path=path, recursive=recursive, user=user))
@@ -237,10 +259,12 @@ async def _hashed(data: AsyncIterable[bytes], digest: "hashlib._Hash") -> AsyncI
         yield piece
 
 
-async def _threaded(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _threaded(pieces: Iterator[bytes], progress: Callable[[int], None] | None) -> AsyncIterator[bytes]:
     """Pieces made in a worker thread, one at a time: reading a disk does not stop the event loop."""
     while True:
         piece = await asyncio.to_thread(next, pieces, b"")
         if not piece:
             return
         yield piece
+        if progress is not None:
+            progress(len(piece))

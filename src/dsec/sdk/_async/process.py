@@ -1,13 +1,13 @@
 """A process that outlives the call that started it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Literal
 
 import aiohttp
 import msgspec
 
-from dsec.model.errors import InvalidArgument, NotFound, RuntimeFailure, Unavailable
+from dsec.model.errors import InvalidArgument, NotFound, RuntimeFailure, SandboxLost, Unavailable
 from dsec.model.views import ProcessView, PtySize, StreamEvent
 from dsec.sdk._async.transport import DEADLINE, REPEATS, Transport, path_of
 from dsec.sdk.records import Output
@@ -56,7 +56,7 @@ class Process:
         self._view = await self._transport.call("GET", self._path(), _view)
         return self._view
 
-    async def stream(self) -> AsyncIterator[Output]:
+    async def stream(self) -> AsyncGenerator[Output, None]:
         """All output from `from_offset` on, as it comes, until the process ends and its output is drained.
 
         A broken connection is made again where it broke, so nothing is doubled; what the sandbox no longer keeps is said
@@ -168,9 +168,9 @@ class Process:
             await channel.close()
 
     async def stop(self) -> None:
-        """End its whole process tree and forget it. One that is gone already may be stopped again."""
+        """End its whole process tree and forget it. One that is gone already, with its sandbox too, may be stopped again."""
         await self.detach()
         try:
             await self._transport.fetch("DELETE", self._path())
-        except NotFound:
+        except (NotFound, SandboxLost):
             return
