@@ -37,7 +37,6 @@ from dsec.model.views import (
 KEY = "test-key"
 encode = msgspec.json.encode
 
-
 def problem(code: str, detail: str = "", **fields: object) -> Problem:
     kind = BY_CODE[code]
     return Problem(type=f"urn:dsec:error:{code}", title=kind.sentence, status=kind.status, code=code, detail=detail, fields=fields)
@@ -293,7 +292,7 @@ class Server:
         order = msgspec.json.decode(await request.read(), type=ExecRequest)
         key = request.headers["Idempotency-Key"]
         if order.argv[:1] == ("no-such-command",):
-            return failing("command_not_found", what="command")
+            return failing("command_not_found")
         if key not in self.jobs:
             job = self.jobs[key] = Job(order, key)
             await job.run()
@@ -440,22 +439,18 @@ class Server:
         path = self.local(request.query["path"])
         data = await request.read()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab" if request.query.get("append") == "true" else "wb") as out:
-            out.write(data)
+        path.write_bytes((path.read_bytes() if request.query.get("append") == "true" else b"") + data)
         digest = hashlib.sha256(b"?" if self.faults.wrong_hash else data).hexdigest()
         return answer(self.file_view(request.query["path"], digest=digest))
 
     async def read_tree(self, request: web.Request) -> web.StreamResponse:
         if self.tree is None:
-            packed = self.root / ".packed.tar"
+            packed = self.root.parent / ".packed.tar"
             with tarfile.open(packed, "w", format=tarfile.PAX_FORMAT) as out:
                 for name in sorted(os.listdir(self.local(request.query["path"]))):
                     out.add(self.local(request.query["path"]) / name, arcname=name)
-            data = packed.read_bytes()
-            packed.unlink()
-        else:
-            data = self.tree
-        return await self.send(request, data)
+            return await self.send(request, packed.read_bytes())
+        return await self.send(request, self.tree)
 
     async def write_tree(self, request: web.Request) -> web.Response:
         data = await request.read()

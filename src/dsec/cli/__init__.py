@@ -72,7 +72,9 @@ def _absent(name: str, missing: str) -> click.Command:
     if missing == f"dsec.cli.{name}":
         reason = "is not part of this version"
     elif missing == "dsec" or missing.startswith("dsec."):
-        reason = f"needs the native parts of a node ({missing} is missing): build them with `./dev build` in the source tree"
+        reason = (
+            f"needs the native parts of a node ({missing} is missing): build them with `./dev build` in the source tree"
+        )
     else:
         reason = f"needs the parts of a node ({missing} is missing): pip install 'dsec[node]'"
 

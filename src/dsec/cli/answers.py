@@ -1,25 +1,16 @@
 """How commands answer: text or JSON on stdout, messages on stderr, exit statuses."""
 
-import asyncio
-import signal
-import sys
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import click
 import msgspec
 
 from dsec.model.errors import CommandNotExecutable, CommandNotFound, DSecError
 from dsec.model.outcome import Outcome
-from dsec.sdk._async.client import DSecClient
 
 __all__ = [
-    "PLATFORM_FAILED", "answer_json", "client_options", "describe", "ending", "exit_status", "fail", "pairs", "say", "shown",
-    "table", "with_client",
+    "PLATFORM_FAILED", "answer_json", "describe", "ending", "exit_status", "fail", "pairs", "say", "shown", "table",
 ]  # fmt: skip
-
-T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 PLATFORM_FAILED = 125
 _TIMED_OUT = 124
@@ -99,33 +90,3 @@ def pairs(values: Sequence[str], option: str) -> dict[str, str]:
             raise click.BadParameter(f"{value!r} is not NAME=VALUE", param_hint=option)
         found[name] = text
     return found
-
-
-def client_options(command: F) -> F:
-    """The options of every client command."""
-    command = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(command)
-    return click.option("--url", metavar="URL", help="The server; else DSEC_URL or the credentials file.")(command)
-
-
-def with_client(url: str | None, work: Callable[[DSecClient], Coroutine[Any, Any, T]]) -> T:
-    """Run `work` with an open client. SIGINT, SIGTERM and SIGHUP cancel it; then exits with 128 and the signal's number."""
-    caught: list[int] = []
-
-    async def guarded() -> T:
-        task = asyncio.current_task()
-
-        def cancel(number: int) -> None:
-            caught.append(number)
-            if task is not None:
-                task.cancel()
-
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, cancel, number)
-        async with DSecClient(url) as client:
-            return await work(client)
-
-    try:
-        return asyncio.run(guarded())
-    except asyncio.CancelledError:
-        sys.exit(128 + (caught[0] if caught else signal.SIGINT))

@@ -11,7 +11,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from dsec.cli.answers import answer_json, client_options, fail, say, shown, with_client
+from dsec.cli.answers import answer_json, fail, say, shown
+from dsec.cli.connection import client_options, with_client
 from dsec.cli.terminal import is_terminal
 from dsec.model.errors import DSecError, InvalidArgument, NotFound
 from dsec.sdk._async.client import DSecClient

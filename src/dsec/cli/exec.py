@@ -5,7 +5,8 @@ import sys
 
 import click
 
-from dsec.cli.answers import answer_json, client_options, ending, exit_status, fail, pairs, say, with_client
+from dsec.cli.answers import answer_json, ending, exit_status, fail, pairs, say
+from dsec.cli.connection import client_options, with_client
 from dsec.cli.terminal import carry, is_terminal, raw, terminal_size
 from dsec.model.errors import DSecError
 from dsec.model.outcome import ExecResult

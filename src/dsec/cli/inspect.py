@@ -4,7 +4,8 @@ import sys
 
 import click
 
-from dsec.cli.answers import answer_json, client_options, fail, with_client
+from dsec.cli.answers import answer_json, fail
+from dsec.cli.connection import client_options, with_client
 from dsec.model.errors import DSecError
 from dsec.model.views import SandboxState
 from dsec.sdk._async.client import DSecClient

@@ -8,7 +8,8 @@ from contextlib import aclosing
 import click
 import msgspec
 
-from dsec.cli.answers import client_options, fail, say, with_client
+from dsec.cli.answers import fail, say
+from dsec.cli.connection import client_options, with_client
 from dsec.model.errors import DSecError
 from dsec.model.views import ProcessView
 from dsec.sdk._async.client import DSecClient

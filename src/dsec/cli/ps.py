@@ -4,7 +4,8 @@ import sys
 
 import click
 
-from dsec.cli.answers import answer_json, client_options, fail, pairs, table, with_client
+from dsec.cli.answers import answer_json, fail, pairs, table
+from dsec.cli.connection import client_options, with_client
 from dsec.model.errors import DSecError
 from dsec.model.views import ProcessView, SandboxState, SandboxView
 from dsec.sdk._async.client import DSecClient

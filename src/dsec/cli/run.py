@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from dsec.cli.answers import answer_json, client_options, fail, pairs, say, with_client
+from dsec.cli.answers import answer_json, fail, pairs, say
+from dsec.cli.connection import client_options, with_client
 from dsec.cli.exec import Command, perform
 from dsec.cli.terminal import is_terminal
 from dsec.model.errors import DSecError

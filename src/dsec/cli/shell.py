@@ -4,7 +4,8 @@ import sys
 
 import click
 
-from dsec.cli.answers import answer_json, client_options, ending, exit_status, fail, pairs, with_client
+from dsec.cli.answers import answer_json, ending, exit_status, fail, pairs
+from dsec.cli.connection import client_options, with_client
 from dsec.cli.exec import Command, run_attached
 from dsec.cli.terminal import is_terminal
 from dsec.model.errors import DSecError

@@ -5,7 +5,8 @@ import sys
 
 import click
 
-from dsec.cli.answers import answer_json, client_options, describe, fail, pairs, say, with_client
+from dsec.cli.answers import answer_json, describe, fail, pairs, say
+from dsec.cli.connection import client_options, with_client
 from dsec.model.errors import DSecError
 from dsec.model.views import SandboxState
 from dsec.sdk._async.client import DSecClient

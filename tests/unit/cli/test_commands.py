@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from apifake import KEY, Server, serving
 
 import dsec
+from apifake import KEY, Server, serving
 
 DSEC = [sys.executable, "-c", "from dsec.cli import main; main()"]
 

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from apifake import KEY, Server, serving
 
 import dsec
 import dsec.sdk._async.transport as transport
+from apifake import KEY, Server, serving
 
 
 @pytest.fixture(autouse=True)

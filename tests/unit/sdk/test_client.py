@@ -4,10 +4,10 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
-from apifake import KEY, Server
 
 import dsec
 import dsec.sdk._async.transport as transport
+from apifake import KEY, Server
 
 ARGS = dsec.DSecContainerRunArgs(container_image="python-3.11", labels={"a": "b"}, job="j")
 

@@ -6,9 +6,9 @@ import time
 from contextlib import aclosing
 
 import pytest
-from apifake import Server
 
 import dsec
+from apifake import Server
 
 
 async def test_result_is_what_the_command_did(box: dsec.Sandbox) -> None:

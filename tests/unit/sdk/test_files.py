@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from apifake import Server
 
 import dsec
+from apifake import Server
 
 
 async def test_write_and_read(server: Server, box: dsec.Sandbox) -> None:

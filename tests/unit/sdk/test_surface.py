@@ -18,7 +18,7 @@ End FileEvent FileView Files HttpResponse ImageUnavailable ImageView InfraError 
 NotFound Outcome Output PermissionDenied Process ProcessView Pty QuotaExceeded Refusal RequestError Result RuntimeFailure
 Sandbox SandboxEnd SandboxFailed SandboxLost SandboxState SandboxView Session SessionView TaskError TooLarge Transfer
 Unauthenticated Unavailable Unsupported Usage sync
-""".split()  # noqa: SIM905
+""".split()
 
 METHODS = {
     "DSecClient": "close get image images me open run_container run_containers sandboxes stop_many",

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apifake import KEY, Server, serving
 
 import dsec
 import dsec.sync
+from apifake import KEY, Server, serving
 
 
 @pytest.fixture
