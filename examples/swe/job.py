@@ -41,7 +41,7 @@ class Rollout(Struct, frozen=True, kw_only=True):
 def kinds(count: int, tampering: bool) -> list[Kind]:
     """Kinds of a task's rollouts: half with the fix, half without, one of those tampering where asked."""
     wrong = count // 2
-    tamper = 1 if tampering and wrong > 1 else 0
+    tamper = 1 if tampering and wrong else 0
     every: list[tuple[Kind, int]] = [("fix", count - wrong), ("wrong", wrong - tamper), ("tamper", tamper)]
     return [kind for kind, number in every for _ in range(number)]
 

@@ -37,6 +37,22 @@ fn ordered(entries: &[Entry]) -> Result<Vec<&Entry>, Error> {
     Ok(sorted)
 }
 
+/// The first entry of each group of hard links.
+fn firsts(entries: &[Entry]) -> HashMap<u64, &Entry> {
+    let mut found = HashMap::new();
+    for entry in entries.iter().filter(|e| e.group != 0) {
+        found.entry(entry.group).or_insert(entry);
+    }
+    found
+}
+
+/// Sorting by (parent, name) puts a directory behind deeper ones of an earlier name, so take them level by level.
+fn by_level<'a>(sorted: &[&'a Entry]) -> Vec<&'a Entry> {
+    let mut waiting = sorted.to_vec();
+    waiting.sort_by_key(|e| e.path.iter().filter(|&&b| b == b'/').count());
+    waiting
+}
+
 /// The inodes, root first, then directory by directory.
 pub(crate) fn grow(entries: &[Entry], data_blocks: u64) -> Result<Vec<Node<'_>>, Error> {
     let sorted = ordered(entries)?;
@@ -51,14 +67,8 @@ pub(crate) fn grow(entries: &[Entry], data_blocks: u64) -> Result<Vec<Node<'_>>,
     }];
     let mut directories: HashMap<&[u8], usize> = HashMap::from([(&[] as &[u8], 0)]);
     let mut groups: HashMap<u64, usize> = HashMap::new();
-    let mut first_of_group: HashMap<u64, &Entry> = HashMap::new();
-    for entry in entries.iter().filter(|e| e.group != 0) {
-        first_of_group.entry(entry.group).or_insert(entry);
-    }
-    let mut waiting: Vec<&Entry> = sorted[1..].to_vec();
-    // Sorting by (parent, name) puts a directory behind deeper ones of an earlier name, so take them level by level.
-    waiting.sort_by_key(|e| e.path.iter().filter(|&&b| b == b'/').count());
-    for entry in waiting {
+    let first_of_group = firsts(entries);
+    for entry in by_level(&sorted[1..]) {
         let (parent_path, name) = split(&entry.path);
         check_name(entry, name)?;
         entry.check(data_blocks)?;

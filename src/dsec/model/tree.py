@@ -8,7 +8,7 @@ __all__ = ["Content", "EntryKind", "TreeEntry"]
 
 
 class EntryKind(IntEnum):
-    """What a path is. The first seven numbers are those of the EROFS writer; LINK is a hard link, known by its target's path."""
+    """What a path is. The first seven numbers are those of the image writer; LINK is a hard link, known by its target's path."""
 
     FILE = 0
     DIR = 1
