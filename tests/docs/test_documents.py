@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from dsec.kernel.launch import CAPABILITIES
 from style.sources import ROOT, repository_files
 
 DOCUMENTS = [name for name in repository_files() if name.endswith(".md")]
@@ -36,3 +37,16 @@ def test_every_word_of_the_tool_is_explained() -> None:
     words = re.findall(r'"([a-z-]+)": [a-z_]+[,}]', (ROOT / "dev").read_text())
     assert {"build", "test", "bench"} <= set(words)
     assert [word for word in words if f"./dev {word}" not in TEXT["CONTRIBUTING.md"]] == []
+
+
+def test_every_test_that_a_threat_names_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", TEXT["docs/security.md"]))
+    tests = "".join((ROOT / name).read_text() for name in repository_files() if name.startswith("tests/"))
+    assert len(named) > 12
+    assert {name for name in named if f"def {name}(" not in tests} == set()
+
+
+def test_the_capabilities_kept_are_those_documented() -> None:
+    section = TEXT["docs/security.md"].split("## Capabilities")[1].split("Left out")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", "".join(rows))) == set(CAPABILITIES)

@@ -174,6 +174,7 @@ def test_usage_and_kills_are_read(cgroups: Cgroups) -> None:
     assert (usage.memory, usage.memory_peak, usage.memory_limit) == (4096, 8192, 64 << 20)
     assert (usage.cpu_seconds, usage.pids, usage.pids_refused) == (2.5, 3, 7)
     assert cgroups.oom_kills("one") == usage.oom_kills == 1
+    cgroups.remove("one")
 
 
 def test_removal_takes_the_groups_of_commands_too_and_may_be_repeated(cgroups: Cgroups, tree: Tree) -> None:

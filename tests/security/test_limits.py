@@ -1,0 +1,63 @@
+"""Limits hold, and the platform outlives whoever reaches them."""
+
+import msgspec
+import pytest
+
+from security.cell import LIMITS, Starter
+
+pytestmark = pytest.mark.root
+
+
+async def test_memory(start: Starter) -> None:
+    cell = await start()
+    assert (await cell.run("probe", "touch", "64")).out == "done"
+    ran = await cell.run("probe", "touch", "512")
+    assert ran.outcome == "signalled"
+    usage = await cell.backend.usage(cell.handle)
+    assert usage.oom_kills >= 1
+    assert usage.memory_limit_bytes == LIMITS.memory_bytes
+    assert usage.memory_peak_bytes <= LIMITS.memory_bytes
+    assert (await cell.run("true")).code == 0
+
+
+async def test_shared_memory_has_a_size_and_is_charged(start: Starter) -> None:
+    cell = await start()
+    said = await cell.shell("dd if=/dev/zero of=/dev/shm/x bs=1M count=64 2>&1; stat -c %s /dev/shm/x")
+    assert int(said.split()[-1]) == LIMITS.shm_bytes
+    assert (await cell.backend.usage(cell.handle)).memory_bytes >= LIMITS.shm_bytes
+
+
+async def test_processes(start: Starter) -> None:
+    cell = await start()
+    ran = await cell.run("probe", "fork", "500")
+    made = int(ran.out.split()[0])
+    assert made < LIMITS.pids
+    assert ran.out.split()[1] == "EAGAIN"
+    assert (await cell.run("true")).code == 0
+
+
+async def test_disk(start: Starter) -> None:
+    cell = await start()
+    said = await cell.shell("dd if=/dev/zero of=/tmp/x bs=1M count=100 2>&1; stat -c %s /tmp/x")
+    assert "quota" in said.lower()
+    assert int(said.split()[-1]) <= LIMITS.disk_bytes
+    assert (await cell.run("true")).code == 0
+    said = await cell.shell("rm /tmp/x; dd if=/dev/zero of=/tmp/y bs=1M count=4 2>&1; stat -c %s /tmp/y")
+    assert int(said.split()[-1]) == 4 << 20
+
+
+async def test_open_files(start: Starter) -> None:
+    cell = await start()
+    assert await cell.shell("ulimit -Hn") == str(LIMITS.open_files)
+
+
+async def test_no_core_files(start: Starter) -> None:
+    cell = await start()
+    assert await cell.shell("ulimit -Hc") == "0"
+
+
+async def test_cpu_is_shared_by_quota(start: Starter) -> None:
+    limits = msgspec.structs.replace(LIMITS, cpu_cores=0.2)
+    cell = await start(limits=limits)
+    await cell.run("sh", "-c", "while :; do :; done", timeout_ms=1500)
+    assert (await cell.backend.usage(cell.handle)).cpu_seconds < 0.75
