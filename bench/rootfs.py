@@ -5,7 +5,7 @@ from pathlib import Path
 
 __all__ = ["make_rootfs"]
 
-APPLETS = ("sh", "true", "sleep", "cat", "echo", "ls", "mkdir", "rm")
+APPLETS = ("sh", "true", "sleep", "cat", "echo", "ls", "mkdir", "rm", "hostname")
 
 
 def make_rootfs(root: Path) -> Path:

@@ -2,18 +2,16 @@
 
 import json
 import os
+import select
 import signal
-import socket
 import subprocess
 import sys
-import time
-from http.client import HTTPConnection
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 __all__ = ["Node", "NodeFailed"]
 
+DSEC = (sys.executable, "-m", "dsec")
 START_SECONDS = 60.0
 STOP_SECONDS = 120.0
 
@@ -22,14 +20,8 @@ class NodeFailed(Exception):
     """The node did not start or stop, or a command on it failed; says what it printed."""
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Node:
-    """`dsec up` on `state`, listening on a free port of the loopback; a context manager that ends it with `dsec down`.
+    """`dsec up` on `state`, on a free port of the loopback; a context manager that ends it with `dsec down`.
 
     `state`: directory, made where missing and kept at the end. `settings`: more settings as DSEC_* variables. The log is
     `state`/up.log. Raises NodeFailed.
@@ -37,16 +29,10 @@ class Node:
 
     def __init__(self, state: Path, **settings: str) -> None:
         self.state = state.absolute()
-        self.api_key = ""
-        self._port = 0
+        self.url, self.api_key = "", ""
         self._process: subprocess.Popen[bytes] | None = None
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("DSEC_")}  # noqa: TID251
         self._environ = {**inherited, **settings, "DSEC_NODE_STATE": str(self.state)}
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int:
@@ -67,7 +53,7 @@ class Node:
         """Run a `dsec` command on this node's state; answers its standard output."""
         client = {"DSEC_URL": self.url, "DSEC_API_KEY": self.api_key} if self.api_key else {}
         done = subprocess.run(
-            [str(Path(sys.executable).parent / "dsec"), *words],
+            [*DSEC, *words],
             env={**self._environ, **client}, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         if done.returncode != 0:
@@ -85,39 +71,21 @@ class Node:
     def start(self) -> None:
         """Start the server and wait until it is ready."""
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._port = _free_port()
-        command = [
-            str(Path(sys.executable).parent / "dsec"),
-            "up",
-            "--state",
-            str(self.state),
-            "--listen",
-            self.url[7:],
-        ]
+        reader, writer = os.pipe()
+        words = ["up", "--state", str(self.state), "--listen", "127.0.0.1:0", "--ready-fd", str(writer)]
         with (self.state / "up.log").open("wb") as log:
             self._process = subprocess.Popen(
-                command, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                [*DSEC, *words], env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True, pass_fds=(writer,),
             )  # fmt: skip
-        deadline = time.monotonic() + START_SECONDS
-        while not self._ready():
-            if self._process.poll() is not None:
-                raise NodeFailed(f"dsec up ended with {self._process.returncode}: {self.log}")
-            if time.monotonic() > deadline:
-                self.kill()
-                raise NodeFailed(f"dsec up was not ready after {START_SECONDS:.0f} s: {self.log}")
-            time.sleep(0.02)
-        credentials: dict[str, Any] = json.loads((self.state / "credentials.json").read_text())
-        self.api_key = credentials["api_key"]
-
-    def _ready(self) -> bool:
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=5)
-        try:
-            connection.request("GET", "/readyz")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            said = pipe.read() if select.select([pipe], [], [], START_SECONDS)[0] else ""
+        if not said:
+            self.kill()
+            raise NodeFailed(f"dsec up was not ready within {START_SECONDS:.0f} s: {self.log}")
+        credentials: dict[str, str] = json.loads((self.state / "credentials.json").read_text())
+        self.url, self.api_key = credentials["url"], credentials["api_key"]
 
     def kill(self) -> None:
         """End the server with SIGKILL, as a crash would: its sandboxes stay."""
