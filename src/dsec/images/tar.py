@@ -158,8 +158,7 @@ class TarInput:
         self._file.seek(at)
         header = self._file.read(_BLOCK)
         if len(header) == _BLOCK and header != _ZEROS:
-            stored = _number(header[148:156], at)
-            if stored != sum(header) - sum(header[148:156]) + 8 * 32:
+            if not _sum_is_right(header):
                 raise _damaged("a header's checksum is wrong" if at else "this is not a tar archive", at)
             return header
         if header != _ZEROS and (self._whole or header):
@@ -276,6 +275,13 @@ class TarInput:
         numbers = [_decimal(line, at, 1 << 62) for line in lines[1 : 2 * count + 1]]
         used = sum(len(line) + 1 for line in lines[: 2 * count + 1])
         return list(zip(numbers[::2], numbers[1::2], strict=True)), (used + _BLOCK - 1) // _BLOCK * _BLOCK
+
+
+def _sum_is_right(header: bytes) -> bool:
+    try:
+        return _number(header[148:156], 0) == sum(header) - sum(header[148:156]) + 8 * 32
+    except InvalidArgument:
+        return False
 
 
 def _name(header: bytes) -> bytes:
