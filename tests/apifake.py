@@ -60,6 +60,7 @@ class Faults:
         self.busy = 0
         self.hang = False
         self.cut_batch_after: int | None = None
+        self.undo_when_cut = 0
         self.cut_stream_after: int | None = None
         self.refuse_batch: set[int] = set()
         self.wrong_hash = False
@@ -199,6 +200,9 @@ class Server:
         for sent, index in enumerate(reversed(range(order.count))):
             if self.faults.cut_batch_after == sent:
                 self.faults.cut_batch_after = None
+                for lost in range(self.faults.undo_when_cut):
+                    view = msgspec.structs.replace(self.make(order.spec), state=SandboxState.GONE)
+                    self.by_request[f"{order.key}/{lost}"] = view
                 request.transport.abort()
                 return response
             key = f"{order.key}/{index}"
@@ -313,10 +317,9 @@ class Server:
 
     async def forget(self, request: web.Request) -> web.Response:
         job = self.jobs.pop(request.match_info["pid"], None)
-        if job is None:
-            return failing("not_found", what="process")
-        job.kill()
-        return web.Response(status=204)
+        if job is not None:
+            job.kill()
+        return web.Response(status=204) if job else failing("not_found", what="process")
 
     async def wait(self, request: web.Request) -> web.Response:
         job = self.jobs[request.match_info["pid"]]
@@ -419,10 +422,8 @@ class Server:
         if not path.exists():
             return failing("not_found", what="file")
         offset = int(request.query.get("offset", "0"))
-        data = path.read_bytes()[offset:]
-        if "length" in request.query:
-            data = data[: int(request.query["length"])]
-        return await self.send(request, data)
+        end = offset + int(request.query["length"]) if "length" in request.query else None
+        return await self.send(request, path.read_bytes()[offset:end])
 
     async def send(self, request: web.Request, data: bytes) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -68,9 +68,10 @@ def exit_status(outcome: Outcome | None, exit_code: int | None, number: int | No
     """The exit status for a command that ended: its own, 128+n for signal n, 124 for its timeout, 125 where nobody knows."""
     if outcome is None:
         return PLATFORM_FAILED
-    if outcome is Outcome.EXITED and exit_code is not None:
-        return exit_code
-    return _TIMED_OUT if outcome is Outcome.TIMEOUT else 128 + (number or _KILLED)
+    if outcome is Outcome.TIMEOUT:
+        return _TIMED_OUT
+    # a limit may have made it fail by itself, with a status of its own
+    return exit_code if exit_code is not None else 128 + (number or _KILLED)
 
 
 def ending(outcome: Outcome | None, number: int | None) -> None:

@@ -57,6 +57,7 @@ def test_unknown_commands_are_refused() -> None:
         (Outcome.SIGNALLED, None, 15, 143),
         (Outcome.TIMEOUT, None, 9, 124),
         (Outcome.OUT_OF_MEMORY, None, 9, 137),
+        (Outcome.PIDS_LIMIT, 2, None, 2),
         (Outcome.OUTPUT_LIMIT, None, None, 137),
         (None, None, None, 125),
     ],

@@ -137,6 +137,13 @@ async def test_a_cut_batch_is_taken_up_again_and_makes_nothing_twice(server: Ser
     assert len(acts(server, "/batch")) == 2
 
 
+async def test_what_a_server_undid_is_made_anew(server: Server, client: dsec.DSecClient) -> None:
+    server.faults.cut_batch_after, server.faults.undo_when_cut = 3, 2
+    boxes = [item async for item in client.run_containers(ARGS, 6)]
+    assert len({box.id for box in boxes if box.view.state is dsec.SandboxState.RUNNING}) == 6
+    assert len(server.sandboxes) == 8
+
+
 async def test_a_batch_that_never_answers_ends_in_unavailable(server: Server, client: dsec.DSecClient) -> None:
     server.faults.before = 100
     with pytest.raises(dsec.Unavailable):

@@ -168,6 +168,8 @@ async def test_http_answers_of_the_inside_are_answers(server: Server, box: dsec.
     assert server.http_headers["X-Mine"] == "1"
     with pytest.raises(dsec.Unavailable, match="nothing listens"):
         await box.http(9, "GET", "/")
+    with pytest.raises(dsec.InvalidArgument):
+        await box.http(8000, "GET", "/", headers={"authorization": "x"})
     with pytest.raises(dsec.TooLarge):
         await box.http(8000, "GET", "/" + "a" * 200, limit=100)
 

@@ -83,24 +83,38 @@ class DSecClient:
         sandbox is made twice; Unavailable is raised where that fails. Leaving the loop early stops asking for more;
         those not yet yielded end by their ttl. Use `contextlib.aclosing` to leave it early at a set moment.
         """
-        batch = Batch(spec=args.spec(), count=count, window=window, key=request_id or new_request_id())
+        spec, key = args.spec(), request_id or new_request_id()
+        places = list(range(count))
+        while places:
+            batch = Batch(spec=spec, count=len(places), window=window, key=key)
+            undone: list[int] = []
+            async for item in self._resumed(batch):
+                if item.sandbox is not None and item.sandbox.state is SandboxState.GONE:
+                    undone.append(places[item.index])
+                else:
+                    yield self._made(item, places[item.index])
+            places, key = undone, new_request_id()
+
+    async def _resumed(self, batch: Batch) -> AsyncIterator[BatchItem]:
+        """Each item once, over as many connections as it takes. A server undoes what it made and could not tell before a
+        connection broke; a repeat then shows it as gone."""
         seen: set[int] = set()
         failures = 0
-        while len(seen) < count:
+        while True:
             before = len(seen)
+            broken = Unavailable(f"the batch ended after {len(seen)} of {batch.count} sandboxes")
             try:
                 async for item in self._batch(batch):
                     if item.index not in seen:
                         seen.add(item.index)
-                        yield self._made(item)
-            except Unavailable:
-                if failures == len(REPEATS):
-                    raise
-            if len(seen) == count:
+                        yield item
+            except Unavailable as error:
+                broken = error
+            if len(seen) == batch.count:
                 return
             failures = failures + 1 if len(seen) == before else 0
             if failures > len(REPEATS):
-                raise Unavailable(f"the batch ended after {len(seen)} of {count} sandboxes")
+                raise broken
             await asyncio.sleep(REPEATS[max(failures - 1, 0)])
 
     async def _batch(self, batch: Batch) -> AsyncIterator[BatchItem]:
@@ -112,12 +126,12 @@ class DSecClient:
                 if line.strip():
                     yield _item.decode(line)
 
-    def _made(self, item: BatchItem) -> Sandbox | SandboxFailed:
+    def _made(self, item: BatchItem, index: int) -> Sandbox | SandboxFailed:
         if item.sandbox is not None:
             return Sandbox(self._transport, item.sandbox)
         if item.problem is not None:
-            return SandboxFailed(index=item.index, error=error_from_problem(item.problem))
-        return SandboxFailed(index=item.index, error=Unavailable("the server said neither sandbox nor problem"))
+            return SandboxFailed(index=index, error=error_from_problem(item.problem))
+        return SandboxFailed(index=index, error=Unavailable("the server said neither sandbox nor problem"))
 
     async def get(self, sandbox_id: str) -> Sandbox:
         """A sandbox by its id, also one that has ended and is still remembered. Raises NotFound."""

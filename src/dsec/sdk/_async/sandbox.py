@@ -21,6 +21,7 @@ from dsec.sdk.results import checked
 __all__ = ["Sandbox"]
 
 OUTPUT_LIMIT = 1 << 20
+_PLATFORM_HEADERS = ("authorization", "idempotency-key", "host", "content-length", "transfer-encoding")
 _encode = msgspec.json.Encoder().encode
 _result = msgspec.json.Decoder(ExecResult)
 _view = msgspec.json.Decoder(SandboxView)
@@ -228,11 +229,13 @@ class Sandbox:
     ) -> HttpResponse:
         """Send an HTTP request to 127.0.0.1:`port` in the sandbox. `path` may carry a query; redirects are not followed.
 
-        `timeout`: seconds of silence. Never repeated. Raises TooLarge for an answer above `limit` bytes, Unavailable or
+        `headers` may not name the platform's own: Authorization, Idempotency-Key, Host and what frames the body. `timeout`: seconds of silence. Never repeated. Raises TooLarge for an answer above `limit` bytes, Unavailable or
         NotFound where nothing listens; an error status of the server inside is an answer, not an error.
         """
         if not path.startswith("/"):
             raise InvalidArgument("path begins with /", field="path")
+        if any(name.lower() in _PLATFORM_HEADERS for name in headers or ()):
+            raise InvalidArgument(f"{', '.join(_PLATFORM_HEADERS)} are the platform's own", field="headers")
         target = self._path("http", str(port)) + path
         async with self._transport.stream(
             method.upper(), target, body=body, headers=headers, silence=timeout, proxied=True

@@ -155,7 +155,7 @@ class Sandbox:
     ) -> HttpResponse:
         """Send an HTTP request to 127.0.0.1:`port` in the sandbox. `path` may carry a query; redirects are not followed.
 
-        `timeout`: seconds of silence. Never repeated. Raises TooLarge for an answer above `limit` bytes, Unavailable or
+        `headers` may not name the platform's own: Authorization, Idempotency-Key, Host and what frames the body. `timeout`: seconds of silence. Never repeated. Raises TooLarge for an answer above `limit` bytes, Unavailable or
         NotFound where nothing listens; an error status of the server inside is an answer, not an error.
         """
         return self._portal.run(self._inner.http(port, method, path, headers=headers, body=body, timeout=timeout, limit=limit))
