@@ -144,7 +144,7 @@ class World(RuleBasedStateMachine):
 
 _EVENT = (
     table.Requested | table.Mounted | table.Started | table.Failed | table.Died | table.StopAsked | table.Expired
-    | table.Renewed | table.Killed | table.Unmounted | table.Stuck | table.Woken | table.Lost
+    | table.Renewed | table.Killed | table.Unmounted | table.Stuck | table.Woken | table.Lost | table.Observed
 )  # fmt: skip
 
 TestWorld = World.TestCase

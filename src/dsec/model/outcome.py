@@ -53,7 +53,8 @@ class SandboxEnd(Struct, frozen=True, kw_only=True):
 
 
 class ExecResult(Struct, frozen=True, kw_only=True):
-    """An ended command. `exit_code` is None unless outcome is exited; `signal` is the number of the signal that ended it.
+    """An ended command. `exit_code` is None unless it exited by itself (outcome exited, or a limit that made it fail); `signal` is
+    the number of the signal that ended it.
 
     stdout and stderr hold at most the output limit: its first half and its last half, `truncated` says that the middle
     is missing, and the totals count all bytes written. `duration` in seconds. `limit`: the limit reached, if one was

@@ -93,7 +93,8 @@ class Aftermath(StrEnum):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What a sandbox uses now; bytes, seconds and counts. Peaks are since its start. None: this host cannot say."""
+    """What a sandbox uses now; bytes, seconds and counts. Peaks, `oom_kills` and `pids_refused` (forks refused at the
+    pids limit) are since its start. None: this host cannot say."""
 
     memory_bytes: int
     memory_peak_bytes: int
@@ -104,3 +105,4 @@ class Usage(Struct, frozen=True, kw_only=True):
     disk_limit_bytes: int | None = None
     image_bytes_read: int | None = None
     oom_kills: int = 0
+    pids_refused: int = 0

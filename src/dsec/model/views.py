@@ -11,8 +11,8 @@ from dsec.model.spec import SandboxSpec
 __all__ = [
     "BatchItem", "DirEntry", "ExecRequest", "FileEvent", "FileView", "ImageView", "LayerView",
     "ListQuery", "Me", "Page",
-    "Problem", "ProcessView", "PtySize", "SandboxState", "SandboxView", "SessionRequest", "SessionRun", "SessionView",
-    "StopMany", "Stopped", "StreamEvent",
+    "Problem", "ProcessView", "PtySize", "SandboxEvent", "SandboxState", "SandboxView", "SessionRequest", "SessionRun", "SessionView",
+    "StopMany", "Stopped", "StreamEvent", "TreeWritten",
 ]  # fmt: skip
 
 
@@ -165,11 +165,26 @@ class DirEntry(Struct, frozen=True, kw_only=True):
     size: int
 
 
+class TreeWritten(Struct, frozen=True, kw_only=True):
+    """A tar stream that was taken: its bytes and their sha256 in hex."""
+
+    size: int
+    sha256: str
+
+
 class FileEvent(Struct, frozen=True, kw_only=True):
     """A change under a watched path. overflow: events were lost, list again."""
 
     event: Literal["created", "modified", "removed", "moved_from", "moved_to", "attributes", "overflow"]
     path: str
+
+
+class SandboxEvent(Struct, frozen=True, kw_only=True):
+    """One line of a sandbox's story: a transition of its life, or an operation in it. `at`: Unix seconds."""
+
+    at: float
+    event: str
+    fields: dict[str, str | int | float | bool | None] = {}
 
 
 class StopMany(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from dsec.rules import ttl
 
 __all__ = [
     "NEEDS", "TABLE", "Abort", "Action", "Died", "Event", "Expired", "Failed", "Kill", "Killed", "Lost", "Mount", "Mounted",
-    "Need", "Renewed", "Requested", "SandboxLife", "Start", "Started", "State", "StopAsked", "Stuck", "Unmount", "Unmounted",
+    "Need", "Observed", "Renewed", "Requested", "SandboxLife", "Start", "Started", "State", "StopAsked", "Stuck", "Unmount", "Unmounted",
     "Woken", "acquired", "recover", "released", "step",
 ]  # fmt: skip
 
@@ -135,6 +135,13 @@ class Woken(Event, frozen=True):
     """The time to try an undo again has come."""
 
     incarnation: int
+
+
+class Observed(Event, frozen=True):
+    """Something worth telling that changes nothing: `what` is a word such as out_of_memory."""
+
+    what: str
+    detail: str = ""
 
 
 class Lost(Event, frozen=True):

@@ -94,6 +94,7 @@ class AsgiClient:
         self,
         method: str,
         path: str,
+        /,
         *,
         json: Any = None,
         body: bytes | list[bytes] = b"",
@@ -130,7 +131,7 @@ class AsgiClient:
         return response
 
     @asynccontextmanager
-    async def socket(self, path: str, **query: Any) -> AsyncIterator[SocketClient]:
+    async def socket(self, path: str, /, **query: Any) -> AsyncIterator[SocketClient]:
         """Opens a WebSocket; leaving the context vanishes like a client whose machine died. Raises SocketRefused."""
         client = SocketClient()
         await client.inbound.put({"type": "websocket.connect"})

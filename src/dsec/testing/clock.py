@@ -1,18 +1,21 @@
 """A clock that moves only when told, and randomness from a seed."""
 
 import hashlib
+from collections.abc import Callable
 
 __all__ = ["VirtualClock"]
 
 
 class VirtualClock:
-    """Implements ports.Clock. `start`: Unix seconds. `advance` moves both clocks; the random bytes follow from `seed`."""
+    """Implements ports.Clock. `start`: Unix seconds. `advance` moves both clocks and then calls
+    `listeners`; the random bytes follow from `seed`."""
 
     def __init__(self, start: float = 1_800_000_000.0, seed: int = 0) -> None:
         self._start = start
         self._passed = 0.0
         self._seed = seed
         self._drawn = 0
+        self.listeners: list[Callable[[], None]] = []
 
     def now(self) -> float:
         """Unix seconds."""
@@ -35,3 +38,5 @@ class VirtualClock:
         if seconds < 0:
             raise ValueError("time does not go back")
         self._passed += seconds
+        for listener in self.listeners:
+            listener()

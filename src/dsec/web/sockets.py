@@ -1,5 +1,7 @@
 """A WebSocket as a handler sees it."""
 
+import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 from dsec.model.errors import DSecError
@@ -61,6 +63,28 @@ class Socket:
             return
         self.closed = True
         await self._put({"type": "websocket.close", "code": code, "reason": reason[:_REASON_MAX]})
+
+    async def until_gone(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does `work`, which only sends, until it ends or the client goes, whose messages are dropped meanwhile."""
+        failures: list[Exception] = []
+
+        async def kept(part: Coroutine[Any, Any, None]) -> None:
+            try:
+                await part
+            except Exception as error:  # noqa: BLE001 - raised below, outside the group, which would wrap it
+                failures.append(error)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(kept(work)), group.create_task(kept(self._drain()))]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+        if failures:
+            raise failures[0]
+
+    async def _drain(self) -> None:
+        while True:
+            await self.receive()
 
     async def _put(self, message: dict[str, Any]) -> None:
         try:

@@ -1,0 +1,51 @@
+"""An operation under way, and those who wait for it."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from dsec.edge.tasks import TaskSet
+
+__all__ = ["Flight"]
+
+
+class Flight:
+    """An operation under way and those who wait for it. When the last has left it may be joined again for the grace time."""
+
+    def __init__(self, tasks: TaskSet, grace: float) -> None:
+        self._tasks = tasks
+        self._grace = grace
+        self._waiting = 1
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Starts the work."""
+        self._task = self._tasks.spawn(work, name)
+        self._task.add_done_callback(lambda _: self.end())
+
+    def end(self) -> None:
+        """The work is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def joined(self) -> None:
+        """One more waits."""
+        self._waiting += 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def left(self) -> None:
+        """One less waits."""
+        self._waiting -= 1
+        if self._waiting == 0 and not self.done.done() and self._task is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._grace, self._task.cancel)
+
+    def cancel(self) -> None:
+        """Gives the work up now."""
+        if self._task is not None:
+            self._task.cancel()

@@ -1,0 +1,208 @@
+"""The edge of one node: implements ports.cluster.Edge."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dsec.edge.api import application
+from dsec.edge.journal import Journal
+from dsec.edge.lifecycle import Lifecycle, LifecycleSettings, Parts
+from dsec.edge.listing import Listing
+from dsec.edge.operations import Operations, OperationSettings
+from dsec.edge.recovery import recover
+from dsec.edge.tasks import TaskSet
+from dsec.edge.timers import Timers
+from dsec.kernel.memory import host_memory
+from dsec.model.ids import RANDOM_BYTES, SandboxAddress, encode_sandbox_id
+from dsec.model.outcome import End
+from dsec.model.settings import setting
+from dsec.model.spec import SandboxSpec
+from dsec.model.views import ListQuery, Page, SandboxState, SandboxView
+from dsec.ports.backend import Backend
+from dsec.ports.clock import Clock
+from dsec.ports.cluster import Asgi, EdgeStatus, Principal
+from dsec.ports.images import Images
+from dsec.rules import lifecycle as table
+
+__all__ = ["Foundation", "Node", "NodeSettings"]
+
+_log = logging.getLogger("dsec.edge")
+_MEMORY_FRESH = 0.5
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """Settings of an edge."""
+
+    number: int = setting(1, "number of this edge, 0 to 65535, which its sandboxes' ids carry")
+    gone_kept_seconds: float = setting(3600.0, "seconds that a sandbox which has ended can still be looked at")
+    compact_interval: float = setting(30.0, "seconds between two rounds of forgetting what is old and of trimming the journal")
+    lifecycle: LifecycleSettings = field(default_factory=LifecycleSettings)
+    operations: OperationSettings = field(default_factory=OperationSettings)
+
+
+@dataclass(frozen=True)
+class Foundation:
+    """What an edge stands on. `directory`: its own, for the journal. `id_key`: 16 to 32 secret bytes that seal ids.
+    `cpu_cores`: of the host. `on_end`: told of each sandbox of which nothing is left. `memory`: bytes in total, available."""
+
+    directory: Path
+    images: Images
+    backends: Mapping[str, Backend]
+    clock: Clock
+    id_key: bytes
+    cpu_cores: float
+    on_end: Callable[[str], Awaitable[None]] | None = None
+    memory: Callable[[], tuple[int, int]] = host_memory
+
+
+class _FreshMemory:
+    """The host's memory, read again only after a moment: a burst of creates asks hundreds of times a second."""
+
+    def __init__(self, read: Callable[[], tuple[int, int]], clock: Clock) -> None:
+        self._read = read
+        self._clock = clock
+        self._at = float("-inf")
+        self._found = (0, 0)
+
+    def __call__(self) -> tuple[int, int]:
+        now = self._clock.monotonic()
+        if now - self._at > _MEMORY_FRESH:
+            self._found, self._at = self._read(), now
+        return self._found
+
+
+class Node:
+    """Enter it: it opens its backends, rebuilds itself from its journal, and serves until it is left. Leaving stops the edge,
+    not its sandboxes, which the next start takes over; `stop_all` ends them."""
+
+    def __init__(self, foundation: Foundation, settings: NodeSettings) -> None:
+        self._on = foundation
+        self._settings = settings
+        self._journal = Journal(foundation.directory / "journal.db")
+        self._tasks = TaskSet(foundation.clock)
+        self.timers = Timers(foundation.clock)
+        self._epoch = self._journal.next_epoch()
+        self.lifecycle = Lifecycle(
+            Parts(
+                journal=self._journal,
+                images=foundation.images,
+                backends=foundation.backends,
+                clock=foundation.clock,
+                timers=self.timers,
+                tasks=self._tasks,
+                memory=_FreshMemory(foundation.memory, foundation.clock),
+                on_end=foundation.on_end,
+            ),
+            settings.lifecycle,
+        )
+        operations = Operations(self._journal, self._tasks, foundation.clock, settings.operations)
+        self._retention = operations.retention
+        self._api = application(self.lifecycle, operations, self._journal, foundation.images, foundation.clock)
+        self._listing = Listing(self.lifecycle, self._journal)
+        self._healthy = False
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        for backend in self._on.backends.values():
+            await backend.open()
+        self.lifecycle.offers = {kind: backend.offers for kind, backend in self._on.backends.items()}
+        self._tasks.spawn(self.timers.run(), "deadlines")
+        taken, undone = await recover(self.lifecycle, self.lifecycle.parts)
+        if taken or undone:
+            _log.info("epoch %d: took over %d sandboxes, undoing %d", self._epoch, taken, undone)
+        self._compact_later()
+        self._healthy = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._healthy = False
+        self.lifecycle.close()
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            for backend in self._on.backends.values():
+                await backend.close()
+            self._journal.close()
+
+    def _compact_later(self) -> None:
+        when = self._on.clock.now() + self._settings.compact_interval
+        self.timers.at(when, self._begin_compaction)
+
+    def _begin_compaction(self) -> None:
+        self._tasks.spawn(self._compact(), "compaction")
+
+    async def _compact(self) -> None:
+        try:
+            now = self._on.clock.now()
+            forget = partial(
+                self._journal.compact,
+                gone_before=now - self._settings.gone_kept_seconds,
+                results_before=now - self._retention.seconds,
+            )
+            for _ in range(100):
+                if not forget():
+                    break
+            await self._journal.checkpoint()
+        finally:
+            self._compact_later()
+
+    # -- ports.cluster.Edge ------------------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """The edge's number."""
+        return self._settings.number
+
+    @property
+    def api(self) -> Asgi:
+        """The application below /v1/sandboxes/{id}."""
+        return self._api
+
+    async def status(self) -> EdgeStatus:
+        """What the edge says of itself."""
+        room = self.lifecycle.room()
+        return EdgeStatus(
+            edge=self.number,
+            epoch=self._epoch,
+            healthy=self._healthy,
+            sandboxes=len(self.lifecycle.residents),
+            sandbox_capacity=room.sandboxes,
+            memory_bytes=int(room.memory_bytes * room.memory_overcommit),
+            memory_committed=self.lifecycle.memory_committed,
+            cpu_cores=self._on.cpu_cores,
+            cpu_committed=self.lifecycle.cpu_committed,
+            backends=tuple(self.lifecycle.offers.values()),
+        )
+
+    def new_id(self) -> str:
+        """A fresh sandbox id of this edge."""
+        address = SandboxAddress(self.number, self._epoch & 0xFFFFFF, self._on.clock.random(RANDOM_BYTES))
+        return encode_sandbox_id(address, self._on.id_key)
+
+    async def create(
+        self, spec: SandboxSpec, *, sandbox_id: str, principal: Principal, project: str, request_id: str | None
+    ) -> SandboxView:
+        """Starts a sandbox; see ports.cluster.Edge."""
+        return await self.lifecycle.create(spec, sandbox_id=sandbox_id, project=project, request_id=request_id)
+
+    async def list(self, query: ListQuery) -> Page:
+        """A page of sandboxes, newest first."""
+        return self._listing.page(query)
+
+    async def stop_many(self, query: ListQuery) -> tuple[str, ...]:
+        """Ends the living sandboxes that `query` names (its limit and cursor do not count); the ids of those that it ended."""
+        event = table.StopAsked(End.STOPPED, f"stopped with others of {query.job or 'its labels'}")
+        return await self._listing.stop(query, event)
+
+    async def stop_all(self) -> tuple[str, ...]:
+        """Ends every sandbox of the node, for `dsec down`."""
+        states = (SandboxState.STARTING, SandboxState.RUNNING, SandboxState.STOPPING)
+        query = ListQuery(project="root", states=states)
+        return await self._listing.stop(query, table.StopAsked(End.STOPPED, "the node was shut down"))

@@ -1,0 +1,176 @@
+"""The ordered log of one edge: every operation with a request_id is recorded before it acts, and carried out once.
+
+An operation without one is not recorded: nobody can ask for it again. With one, a write before and one after cost about
+50 us of the edge's processor together. A caller that goes away during an operation with a request_id may come back for it
+within the grace time; then it is cancelled, which ends its process tree.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from dsec.edge.flight import Flight
+from dsec.edge.journal import Journal
+from dsec.edge.resident import Resident
+from dsec.edge.tasks import TaskSet
+from dsec.model.errors import Busy, DSecError, InvalidArgument, RuntimeFailure, error_from_code
+from dsec.model.outcome import ExecResult
+from dsec.model.settings import setting
+from dsec.ports.clock import Clock
+from dsec.rules.oplog import Decision, Operation, Phase, Retention, decide
+from dsec.web import ClientGone, failure
+
+__all__ = ["OperationSettings", "Operations", "fingerprint_of"]
+
+R = TypeVar("R")
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True)
+class OperationSettings:
+    """Settings of the ordered log."""
+
+    kept_stream_kib: int = setting(64, "KiB of each output stream of a result that are kept for a repeat of its request_id")
+    kept_seconds: float = setting(3600.0, "seconds that a result is kept; a later repeat is a Conflict, never a second run")
+    grace: float = setting(2.0, "seconds that an operation with a request_id goes on after its caller went away")
+
+
+class _Recorded(Struct, frozen=True, omit_defaults=True):
+    """A result, or the error that was it."""
+
+    value: msgspec.Raw = msgspec.Raw(b"\xc0")
+    code: str = ""
+    detail: str = ""
+    fields: dict[str, str | int | float | bool | None] = {}
+
+
+_recorded = msgspec.msgpack.Decoder(_Recorded)
+
+
+def fingerprint_of(*values: Any) -> bytes:
+    """What makes two requests the same: a digest of their parameters."""
+    return blake2b(_encode(values), digest_size=16).digest()
+
+
+class Operations:
+    """Carries operations out, once each."""
+
+    def __init__(self, journal: Journal, tasks: TaskSet, clock: Clock, settings: OperationSettings) -> None:
+        self._journal = journal
+        self._tasks = tasks
+        self._clock = clock
+        self._grace = settings.grace
+        self.retention = Retention(settings.kept_stream_kib * 1024, settings.kept_seconds)
+
+    async def once(
+        self,
+        resident: Resident,
+        request_id: str | None,
+        kind: str,
+        fingerprint: bytes,
+        run: Callable[[], Awaitable[R]],
+        type_: type[R],
+    ) -> R:
+        """The result of `run`, which is called at most once for a request_id of this sandbox. A repeat waits for the first
+        where that still runs. Raises Conflict and RuntimeFailure as rules.oplog.decide says, and what `run` raised."""
+        resident.sequence += 1
+        if request_id is None:
+            return await run()
+        now = self._clock.now()
+        operation = Operation(resident.sequence, request_id, kind, fingerprint, Phase.BEGUN, now)
+        if request_id not in resident.running and self._journal.begin(resident.id, operation):
+            return await self._first(resident, operation, run)
+        return await self._again(resident, operation, type_)
+
+    async def _again(self, resident: Resident, asked: Operation, type_: type[R]) -> R:
+        key = asked.request_id
+        while True:
+            known = self._journal.operation(resident.id, key)
+            flight = resident.running.get(key)
+            decision = decide(
+                known, asked.kind, asked.fingerprint, running=flight is not None, now=asked.at, retention=self.retention
+            )
+            if decision is Decision.WAIT and flight is not None:
+                flight.joined()
+                try:
+                    await asyncio.shield(flight.done)
+                finally:
+                    flight.left()
+            elif decision is Decision.REPLAY:
+                return self._replay(resident, key, type_)
+            else:  # it was withdrawn between, having done nothing
+                raise Busy("the first request did nothing; ask again", retry_after=0.1)
+
+    def _replay(self, resident: Resident, key: str, type_: type[R]) -> R:
+        data = self._journal.result(resident.id, key)
+        if data is None:
+            raise RuntimeFailure("the recorded result is gone", request_id=key)
+        found = _recorded.decode(data)
+        if found.code:
+            raise error_from_code(found.code, found.detail, found.fields)
+        return msgspec.msgpack.decode(found.value, type=type_)
+
+    async def _first(self, resident: Resident, operation: Operation, run: Callable[[], Awaitable[R]]) -> R:
+        """Runs it as a task of its own, which the caller waits for: so the caller may go and come back."""
+        flight = Flight(self._tasks, self._grace)
+        resident.running[operation.request_id] = flight
+        outcome: list[R | Exception] = []
+        flight.begin(self._run(resident, operation, run, flight, outcome), operation.kind)
+        try:
+            await asyncio.shield(flight.done)
+        finally:
+            flight.left()
+        if not outcome:
+            raise RuntimeFailure("the operation was cancelled", request_id=operation.request_id)
+        found = outcome[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def _run(
+        self,
+        resident: Resident,
+        operation: Operation,
+        run: Callable[[], Awaitable[R]],
+        flight: Flight,
+        outcome: list[R | Exception],
+    ) -> None:
+        key = operation.request_id
+        try:
+            try:
+                value = await run()
+                outcome.append(value)
+                self._finish(resident, key, self._kept(value))
+            except (Busy, InvalidArgument, ClientGone) as error:  # raised before anything is done, or its input was cut
+                outcome.append(error)
+                self._journal.withdraw(resident.id, key)
+            except DSecError as error:
+                outcome.append(error)
+                self._finish(resident, key, _encode(_Recorded(code=error.code, detail=error.detail, fields=error.fields)))
+            except Exception as error:  # noqa: BLE001 - told as an incident, and recorded: it may have acted
+                known = failure(error, self._clock, operation.kind)
+                outcome.append(known)
+                self._finish(resident, key, _encode(_Recorded(code=known.code, detail=known.detail, fields=known.fields)))
+            except asyncio.CancelledError:
+                self._journal.finish(resident.id, key, Phase.CANCELLED, self._clock.now(), None)
+                raise
+        finally:
+            resident.running.pop(key, None)
+            flight.end()
+
+    def _finish(self, resident: Resident, key: str, data: bytes | None) -> None:
+        self._journal.finish(resident.id, key, Phase.ENDED, self._clock.now(), data)
+
+    def _kept(self, value: object) -> bytes | None:
+        """The record of a result; None where it is too large to keep."""
+        most = self.retention.stream_bytes
+        if isinstance(value, ExecResult) and (len(value.stdout) > most or len(value.stderr) > most):
+            return None
+        data = _encode(_Recorded(value=msgspec.Raw(_encode(value))))
+        return data if len(data) <= 2 * most + 65536 else None

@@ -1,0 +1,83 @@
+"""After a restart: rebuild every sandbox from the journal, ask the kernel what lives, take over or undo."""
+
+import asyncio
+import logging
+
+from msgspec.structs import replace
+
+from dsec.edge.journal import Row
+from dsec.edge.lifecycle import Lifecycle, Parts
+from dsec.edge.resident import Resident
+from dsec.model.errors import DSecError
+from dsec.model.plan import Life
+from dsec.ports.backend import BackendFailure
+from dsec.rules import lifecycle as table
+from dsec.rules import ttl
+
+__all__ = ["recover"]
+
+_AT_ONCE = 16
+
+_log = logging.getLogger("dsec.edge")
+
+
+async def recover(lifecycle: Lifecycle, parts: Parts) -> tuple[int, int]:
+    """Takes over what lives and begins the undo of the rest; how many of each. Ends by time that passed meanwhile are kept."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+    taken: list[bool] = []
+
+    async def one(row: Row, events: list[tuple[table.Event, float]]) -> None:
+        async with slots:
+            taken.append(await _recover_one(lifecycle, parts, row, events))
+
+    async with asyncio.TaskGroup() as group:
+        for row, events in parts.journal.living():
+            group.create_task(one(row, events))
+    return sum(taken), len(taken) - sum(taken)
+
+
+async def _recover_one(
+    lifecycle: Lifecycle, parts: Parts, row: Row, events: list[tuple[table.Event, float]]
+) -> bool:
+    life = table.SandboxLife()
+    for event, at in events:
+        life, _ = table.step(life, event, at)
+    backend = parts.backends.get(row.spec.backend)
+    if backend is None:
+        _log.error("sandbox %s: this node has no %s backend any more; it stays in the journal", row.id, row.spec.backend)
+        return False
+    if life.retry_at is not None:
+        life = replace(life, retry_at=None)
+    resident = Resident(row, life, backend, parts.clock.monotonic())
+    resident.sequence = parts.journal.last_sequence(row.id)
+    if life.state is table.State.RUNNING:
+        resident.life = replace(life, deadlines=ttl.restored(life.deadlines, row.active))
+        resident.last_active = None
+        resident.claimed = True
+        resident.ready.set_result(None)
+    lifecycle.keep(resident)
+    alive = life.state is table.State.RUNNING and await _adopted(parts, resident)
+    event_or_none = table.recover(life, alive)
+    if event_or_none is not None:
+        lifecycle.feed(resident, event_or_none)
+        return False
+    lifecycle.running(resident)
+    return True
+
+
+async def _adopted(parts: Parts, resident: Resident) -> bool:
+    """True where the kernel says that the cell lives and its layers could be held again."""
+    if resident.handle is None:
+        return False
+    try:
+        found = await resident.backend.adopt(resident.handle)
+        if found is not Life.ALIVE:
+            return False
+        row = resident.row
+        layers = await parts.images.mounts(row.composition, row.id)
+        extra = await parts.images.extra(row.spec.mounts, row.id) if row.spec.mounts else []
+        resident.layers = (layers, extra)
+    except (BackendFailure, DSecError) as error:
+        _log.error("sandbox %s cannot be taken over: %s", resident.id, error)
+        return False
+    return True
