@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from dsec.edge.agent import UnixAgent
 
+from dsec.edge.agent import UnixAgent
 from dsec.edge.backends.container import Container
 from dsec.kernel.clock import SystemClock
 from dsec.kernel.mounts import mount_erofs, umount

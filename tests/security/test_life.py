@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from dsec.edge.agent import UnixAgent
 
+from dsec.edge.agent import UnixAgent
 from dsec.edge.backends.container import Container
 from dsec.kernel.clock import SystemClock
 from dsec.model.outcome import End
