@@ -11,7 +11,7 @@ from errno import EBUSY, ENODEV, ENOENT
 from pathlib import Path
 from typing import Literal
 
-from dsec.kernel.errors import KernelError, kernel_op
+from dsec.kernel.errors import KernelError, as_kernel_error, kernel_op
 
 __all__ = ["Cgroups", "GroupFds", "GroupLimits", "GroupUsage", "Hybrid", "Unified", "choose_cgroups"]
 
@@ -135,6 +135,7 @@ class Hybrid(Cgroups):
     def __init__(self, root: Path, node: str) -> None:
         super().__init__(root, node)
         self._swap = (root / "memory" / "memory.memsw.limit_in_bytes").exists()
+        self._nodes = {controller: root / controller / node for controller in self.controllers}
 
     @property
     def _tree(self) -> Path:
@@ -165,8 +166,8 @@ class Hybrid(Cgroups):
                 group = self._v1(controller) / name
                 _mkdir(group)
                 for key, value in settings.items():
-                    _write(group / key, value)
-                fds.append(_open(group / "tasks", os.O_WRONLY))
+                    _write(f"{group}/{key}", value)
+                fds.append(_open(f"{group}/tasks", os.O_WRONLY))
         except KernelError:
             for fd in fds:
                 os.close(fd)
@@ -208,7 +209,7 @@ class Hybrid(Cgroups):
             _remove_tree(self._v1(controller) / name)
 
     def _v1(self, controller: str) -> Path:
-        return self._root / controller / self._node
+        return self._nodes[controller]
 
 
 class Unified(Cgroups):
@@ -297,9 +298,11 @@ def _v2_settings(limits: GroupLimits) -> dict[str, str]:
 def _delegate(path: Path, owner: int) -> int:
     """Makes a v2 group in which `owner` may make groups and move processes, but not change its limits; gives its directory."""
     _mkdir(path)
-    with kernel_op("chown", str(path)):
+    try:
         os.chown(path, owner, -1)
-        os.chown(path / "cgroup.procs", owner, -1)
+        os.chown(f"{path}/cgroup.procs", owner, -1)
+    except OSError as error:
+        raise as_kernel_error(error, "chown", str(path)) from error
     return _open(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
@@ -308,23 +311,27 @@ def _enable(path: Path, controllers: tuple[str, ...]) -> None:
 
 
 def _mkdir(path: Path) -> None:
-    with kernel_op("mkdir", str(path)):
-        try:
-            os.mkdir(path, 0o755)
-        except FileExistsError:
-            return
+    try:
+        os.mkdir(path, 0o755)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise as_kernel_error(error, "mkdir", str(path)) from error
 
 
-def _open(path: Path, flags: int) -> int:
-    with kernel_op("open", str(path)):
+def _open(path: Path | str, flags: int) -> int:
+    try:
         return os.open(path, flags | os.O_CLOEXEC)
+    except OSError as error:
+        raise as_kernel_error(error, "open", str(path)) from error
 
 
-def _write(path: Path, value: str) -> None:
+def _write(path: Path | str, value: str) -> None:
     fd = _open(path, os.O_WRONLY)
     try:
-        with kernel_op("write", str(path)):
-            os.write(fd, value.encode())
+        os.write(fd, value.encode())
+    except OSError as error:
+        raise as_kernel_error(error, "write", str(path)) from error
     finally:
         os.close(fd)
 

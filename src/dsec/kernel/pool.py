@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import EEXIST, EINVAL, ENOENT
+from errno import EBUSY, EEXIST, EINVAL, ENOENT
 from pathlib import Path
 
 from dsec import _native
@@ -48,11 +48,19 @@ class Pool:
             self.cells.mkdir(exist_ok=True)
             self.volumes.mkdir(exist_ok=True)
 
-    def close(self) -> None:
-        """Unmounts the pool; what is in it stays in its file or device. Raises KernelError EBUSY while it is used."""
+    def close(self) -> bool:
+        """Unmounts the pool; what is in it stays in its file or device. False, and nothing done, while it is in use: by a
+        sandbox, or by another process that works on a volume.
+        """
         with self._alone():
             if self.root.is_mount():
-                umount(str(self.root))
+                try:
+                    umount(str(self.root))
+                except KernelError as error:
+                    if error.errno == EBUSY:
+                        return False
+                    raise
+        return True
 
     def create(self, name: str, limit: int) -> Path:
         """The new, empty writable layer `name`, with `upper` and `work` in it; it may hold `limit` bytes."""

@@ -52,7 +52,7 @@ class Slots:
         """Claims again the blocks that carry the owner's name, or a first one."""
         with kernel_op("mkdir", str(self._run)):
             self._run.mkdir(parents=True, exist_ok=True, mode=0o755)
-            mine = [n for n in _blocks(self._run) if (self._run / str(n)).read_text("utf-8") == self._owner]
+            mine = [block for block in _blocks(self._run) if _owner_of(self._run / str(block)) == self._owner]
         for block in mine:
             self._claim(block)
         if not self._locks:
@@ -129,6 +129,14 @@ class Slots:
 
 def _blocks(run: Path) -> list[int]:
     return sorted(int(name) for name in os.listdir(run) if name.isdigit())
+
+
+def _owner_of(path: Path) -> str:
+    """"" where the block was given up meanwhile."""
+    try:
+        return path.read_text("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
 
 
 def _same_file(fd: int, path: Path) -> bool:
