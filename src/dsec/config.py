@@ -18,6 +18,9 @@ from dsec.cluster.placement import PlacementSettings
 from dsec.cluster.serve import ServerSettings
 from dsec.cluster.watcher import WatcherSettings
 from dsec.edge.backends.container import ContainerOptions
+from dsec.edge.lifecycle import LifecycleSettings
+from dsec.edge.node import NodeSettings
+from dsec.edge.operations import OperationSettings
 from dsec.images.mounts import MountsConfig
 from dsec.model.errors import InvalidArgument
 from dsec.model.settings import setting
@@ -45,6 +48,9 @@ class Config:
     apiserver: ApiServerSettings
     placement: PlacementSettings
     watcher: WatcherSettings
+    edge: NodeSettings
+    lifecycle: LifecycleSettings
+    operations: OperationSettings
     container: ContainerOptions
     images: MountsConfig
 

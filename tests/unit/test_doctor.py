@@ -9,7 +9,9 @@ from dsec.cli import doctor
 from dsec.kernel.probe import Doctor, Mechanism, Rung
 
 FIT = Mechanism(name="rootfs", using="idmapped", rungs=(Rung(name="idmapped", ok=True, why="by descriptor"),))
-UNFIT = Mechanism(name="pool", using=None, rungs=(Rung(name="btrfs", ok=False, why="no btrfs"),), advice="install btrfs-progs")
+UNFIT = Mechanism(
+    name="pool", using=None, rungs=(Rung(name="btrfs", ok=False, why="no btrfs"),), advice="install btrfs-progs"
+)
 EXTRA = Mechanism(name="lsm", using=None, rungs=(Rung(name="apparmor", ok=False, why="not there"),), needed=False)
 
 

@@ -40,7 +40,9 @@ class NodeSettings:
 
     number: int = setting(1, "number of this edge, 0 to 65535, which its sandboxes' ids carry")
     gone_kept_seconds: float = setting(3600.0, "seconds that a sandbox which has ended can still be looked at")
-    compact_interval: float = setting(30.0, "seconds between two rounds of forgetting what is old and of trimming the journal")
+    compact_interval: float = setting(
+        30.0, "seconds between two rounds of forgetting what is old and of trimming the journal"
+    )
     lifecycle: LifecycleSettings = field(default_factory=LifecycleSettings)
     operations: OperationSettings = field(default_factory=OperationSettings)
 
@@ -206,3 +208,13 @@ class Node:
         states = (SandboxState.STARTING, SandboxState.RUNNING, SandboxState.STOPPING)
         query = ListQuery(project="root", states=states)
         return await self._listing.stop(query, table.StopAsked(End.STOPPED, "the node was shut down"))
+
+    async def stop(self, sandbox_id: str) -> None:
+        """Ends a sandbox in any state; does nothing for one that it does not know."""
+        resident = self.lifecycle.residents.get(sandbox_id)
+        if resident is not None:
+            await self.lifecycle.stop(resident, table.StopAsked(End.STOPPED, "stopped by the platform"))
+
+    async def live(self) -> frozenset[str]:
+        """Ids of all sandboxes of which something is left."""
+        return frozenset(self.lifecycle.residents)

@@ -1,0 +1,128 @@
+"""Builds one node from its configuration: every service of the platform in one process, with direct calls between them."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import fields, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from msgspec import Struct
+
+import dsec
+from dsec.cluster.apiserver import ApiServer, Services
+from dsec.cluster.iam import SqlIam
+from dsec.cluster.placement import SamplingPlacement
+from dsec.cluster.state import Credentials, StateDirectory
+from dsec.cluster.tenants import Tenants
+from dsec.cluster.watcher import PollingWatcher
+from dsec.config import Config
+from dsec.edge.agent import UnixAgent
+from dsec.edge.backends.container import Container, ContainerOptions, ContainerSettings
+from dsec.edge.node import Foundation, Node
+from dsec.edge.routes import ROUTES
+from dsec.images.mounts import NodeImages
+from dsec.images.names import NameStore
+from dsec.images.store import LayerStore
+from dsec.images.volumes import Volumes
+from dsec.kernel.seccomp import command_filter
+from dsec.model.errors import Unsupported
+from dsec.ports.clock import Clock
+
+__all__ = ["AETHER", "Built", "clear", "node"]
+
+AETHER = Path(dsec.__file__).parent / "_bin/aether"
+
+
+class Built(Struct, frozen=True):
+    """A running node: the application that its server serves, and its edge."""
+
+    app: ApiServer
+    edge: Node
+
+
+def _container(config: Config, clock: Clock) -> Container:
+    if not AETHER.is_file():
+        raise Unsupported(f"aether is not built: {AETHER} is not there; run ./dev build")
+    options = {field.name: getattr(config.container, field.name) for field in fields(ContainerOptions)}
+    settings = ContainerSettings(**options, state=config.state, program=AETHER, filter=command_filter())
+    return Container(settings, clock, UnixAgent)
+
+
+def _images(config: Config, clock: Clock, container: Container) -> NodeImages:
+    layers = LayerStore(config.state, clock)
+    names = NameStore(config.state, layers, clock)
+    return NodeImages(config.state, layers, names, clock, volumes=Volumes(container.pool), config=config.images)
+
+
+@asynccontextmanager
+async def _edge(config: Config, clock: Clock, id_key: bytes, iam: SqlIam) -> AsyncIterator[tuple[Node, NodeImages]]:
+    container = _container(config, clock)
+    images = _images(config, clock, container)
+    foundation = Foundation(
+        directory=config.state,
+        images=images,
+        backends={"container": container},
+        clock=clock,
+        id_key=id_key,
+        cpu_cores=float(len(os.sched_getaffinity(0))),
+        on_end=iam.release,
+    )
+    settings = replace(config.edge, lifecycle=config.lifecycle, operations=config.operations)
+    images.open()
+    try:
+        async with Node(foundation, settings) as edge:
+            yield edge, images
+    finally:
+        images.close()
+
+
+@asynccontextmanager
+async def node(config: Config, clock: Clock, keep_first_key: Callable[[str], None]) -> AsyncIterator[Built]:
+    """The node, open and polled, until the context is left; its sandboxes live on.
+
+    `keep_first_key` gets the key made at the very first start, before it is valid. The caller holds the state directory.
+    """
+    state = StateDirectory(config.state)
+    id_key = state.id_key(clock)
+    async with AsyncExitStack() as stack:
+        iam = SqlIam(config.state / "iam.db", clock)
+        stack.callback(iam.close)
+        iam.open(keep_first_key)
+        edge, images = await stack.enter_async_context(_edge(config, clock, id_key, iam))
+        watcher = PollingWatcher([edge], clock, config.watcher)
+        services = Services(
+            iam=iam,
+            tenants=Tenants(iam, clock),
+            placement=SamplingPlacement(watcher, clock, config.placement),
+            watcher=watcher,
+            edges=(edge,),
+            images=images,
+            clock=clock,
+            id_key=id_key,
+        )
+        app = ApiServer(services, config.apiserver, ROUTES, version("dsec"))
+        await watcher.refresh()
+        await app.settlement.settle()
+        async with asyncio.TaskGroup() as group:
+            regular = [group.create_task(watcher.run()), group.create_task(app.run())]
+            try:
+                yield Built(app, edge)
+            finally:
+                for task in regular:
+                    task.cancel()
+
+
+async def clear(config: Config, clock: Clock) -> int:
+    """End every sandbox of a node that no server holds, and remove all but its state directory; how many were ended."""
+    state = StateDirectory(config.state)
+    if not (config.state / "iam.db").exists():
+        return 0
+    async with AsyncExitStack() as stack:
+        iam = SqlIam(config.state / "iam.db", clock)
+        stack.callback(iam.close)
+        # A first start that died before its key was kept is left for the next one to repeat.
+        iam.open(lambda key: state.keep_credentials(Credentials(url="", api_key=key)))
+        edge, _ = await stack.enter_async_context(_edge(config, clock, state.id_key(clock), iam))
+        return len(await edge.stop_all())
