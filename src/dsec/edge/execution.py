@@ -28,7 +28,7 @@ __all__ = [
 
 OUTPUT_LIMIT_MAX = 64 << 20
 INLINE_STDIN = 32 << 10
-_ARGV_BYTES_MAX = 2 << 20
+_ARGV_BYTES_MAX = 512 << 10
 _TIMEOUT_MAX = 30 * 86400.0
 _END_PATIENCE = 0.5
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}\Z")
@@ -94,8 +94,8 @@ def _argv(request: ExecRequest) -> tuple[str, ...]:
     if (request.shell is None) == (not request.argv):
         raise InvalidArgument("give `argv` or `shell`", field="argv")
     argv = request.argv if request.shell is None else ("/bin/sh", "-c", request.shell)
-    if sum(map(len, argv)) > _ARGV_BYTES_MAX:
-        raise InvalidArgument(f"at most {_ARGV_BYTES_MAX} characters together", field="argv")
+    if sum(len(part.encode(errors="replace")) + 1 for part in argv) > _ARGV_BYTES_MAX:
+        raise InvalidArgument(f"at most {_ARGV_BYTES_MAX} bytes together", field="argv")
     if not argv[0] or any("\0" in part for part in argv):
         raise InvalidArgument("the first is not empty, none holds NUL", field="argv" if request.shell is None else "shell")
     return argv
@@ -158,8 +158,8 @@ class Execution:
         self, resident: Resident, session_id: str, request: SessionRun, request_id: str | None
     ) -> ExecResult:
         """Runs a command in a session, after the ones before it."""
-        if "\0" in request.command or len(request.command) > _ARGV_BYTES_MAX:
-            raise InvalidArgument(f"no NUL, at most {_ARGV_BYTES_MAX} characters", field="command")
+        if "\0" in request.command or len(request.command.encode(errors="replace")) > _ARGV_BYTES_MAX:
+            raise InvalidArgument(f"no NUL, at most {_ARGV_BYTES_MAX} bytes", field="command")
         process_id = name_of(request_id, self._clock)
         wanted = wire.RunInSessionRequest(
             session_id=session_id,

@@ -19,7 +19,7 @@ from dsec.edge.timers import Timers
 from dsec.model.errors import Busy, Conflict, DSecError, ImageUnavailable, NotFound, RuntimeFailure, Unavailable
 from dsec.model.outcome import End
 from dsec.model.plan import Aftermath, Capabilities, Identity, Limits, Plan
-from dsec.model.settings import setting
+from dsec.model.settings import check_positive, setting
 from dsec.model.spec import SandboxSpec
 from dsec.model.views import SandboxView
 from dsec.ports.backend import Backend, BackendFailure
@@ -46,6 +46,9 @@ class LifecycleSettings:
     memory_reserve_mb: int = setting(256, "MiB of memory that must really be available for a create to be admitted")
     sandboxes: int = setting(3200, "most sandboxes on the node")
     busy_retry_after: float = setting(1.0, "seconds after which a client that was turned away is told to try again")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "starts_at_once", "stop_patience", "memory_overcommit", "sandboxes", "busy_retry_after")
 
 
 class Parts(Struct, frozen=True):

@@ -19,7 +19,7 @@ from dsec.edge.timers import Timers
 from dsec.kernel.memory import host_memory
 from dsec.model.ids import RANDOM_BYTES, SandboxAddress, encode_sandbox_id
 from dsec.model.outcome import End
-from dsec.model.settings import setting
+from dsec.model.settings import check_positive, setting
 from dsec.model.spec import SandboxSpec
 from dsec.model.views import ListQuery, Page, SandboxState, SandboxView
 from dsec.ports.backend import Backend
@@ -45,6 +45,9 @@ class NodeSettings:
     )
     lifecycle: LifecycleSettings = field(default_factory=LifecycleSettings)
     operations: OperationSettings = field(default_factory=OperationSettings)
+
+    def __post_init__(self) -> None:
+        check_positive(self, "gone_kept_seconds", "compact_interval")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dsec.edge.resident import Resident
 from dsec.edge.tasks import TaskSet
 from dsec.model.errors import Busy, DSecError, InvalidArgument, RuntimeFailure, error_from_code
 from dsec.model.outcome import ExecResult
-from dsec.model.settings import setting
+from dsec.model.settings import check_positive, setting
 from dsec.ports.clock import Clock
 from dsec.rules.oplog import Decision, Operation, Phase, Retention, decide
 from dsec.web import ClientGone, failure
@@ -39,6 +39,9 @@ class OperationSettings:
     kept_stream_kib: int = setting(64, "KiB of each output stream of a result that are kept for a repeat of its request_id")
     kept_seconds: float = setting(3600.0, "seconds that a result is kept; a later repeat is a Conflict, never a second run")
     grace: float = setting(2.0, "seconds that an operation with a request_id goes on after its caller went away")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "kept_seconds")
 
 
 class _Recorded(Struct, frozen=True, omit_defaults=True):

@@ -17,6 +17,8 @@ from dsec.model.spec import SandboxSpec
 
 __all__ = ["DEFAULT_PATH", "Surroundings", "surroundings", "within"]
 
+_ENV_MAX = 200 * 1024
+
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -58,6 +60,8 @@ def within(
                 raise InvalidArgument("names are not empty and hold no `=`, nothing holds NUL", field=f"env.{key[:64]}")
             merged[key] = value
         flat = _flat(merged)
+        if sum(map(len, flat)) > _ENV_MAX:
+            raise InvalidArgument(f"at most {_ENV_MAX} characters together with the sandbox's", field="env")
     if cwd is not None and (not cwd.startswith("/") or "\0" in cwd):
         raise InvalidArgument("an absolute path", field="cwd")
     if user is not None and (not user or "\0" in user or len(user) > 256):
