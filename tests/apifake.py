@@ -37,9 +37,12 @@ from dsec.model.views import (
 KEY = "test-key"
 encode = msgspec.json.encode
 
+
 def problem(code: str, detail: str = "", **fields: object) -> Problem:
     kind = BY_CODE[code]
-    return Problem(type=f"urn:dsec:error:{code}", title=kind.sentence, status=kind.status, code=code, detail=detail, fields=fields)
+    return Problem(
+        type=f"urn:dsec:error:{code}", title=kind.sentence, status=kind.status, code=code, detail=detail, fields=fields
+    )
 
 
 def answer(value: object, status: int = 200) -> web.Response:
@@ -80,7 +83,9 @@ class Job:
     async def run(self) -> None:
         argv = self.request.argv or ("/bin/sh", "-c", self.request.shell or "")
         pipe = asyncio.subprocess.PIPE
-        self.process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        self.process = await asyncio.create_subprocess_exec(
+            *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
         if self.request.stdin:
             self.process.stdin.write(self.request.stdin)
         if not self.request.keep_stdin and self.request.pty is None:
@@ -239,7 +244,14 @@ class Server:
         return answer({"principal": "root", "project": "p", "permissions": ["sandbox:create"]})
 
     async def images(self, request: web.Request) -> web.Response:
-        layer = {"digest": "sha256:0", "kind": "base", "entries": 1, "content_bytes": 2, "stored_bytes": 3, "origin": "test"}
+        layer = {
+            "digest": "sha256:0",
+            "kind": "base",
+            "entries": 1,
+            "content_bytes": 2,
+            "stored_bytes": 3,
+            "origin": "test",
+        }
         return answer([{"name": "python-3.11", "layer": layer}])
 
     async def info(self, request: web.Request) -> web.Response:
@@ -247,7 +259,9 @@ class Server:
         return answer(view) if view else failing("not_found", what="sandbox")
 
     async def usage(self, request: web.Request) -> web.Response:
-        return answer({"memory_bytes": 1, "memory_peak_bytes": 2, "memory_limit_bytes": 3, "cpu_seconds": 0.5, "pids": 1})
+        return answer(
+            {"memory_bytes": 1, "memory_peak_bytes": 2, "memory_limit_bytes": 3, "cpu_seconds": 0.5, "pids": 1}
+        )
 
     async def stop(self, request: web.Request) -> web.Response:
         view = self.sandboxes.get(request.match_info["id"])
@@ -358,7 +372,11 @@ class Server:
             while True:
                 async with job.changed:
                     await job.changed.wait_for(
-                        lambda: job.returncode is not None or any(len(job.output[k]) > at[k] for k in (1, 2)) or socket.closed
+                        lambda: (
+                            job.returncode is not None
+                            or any(len(job.output[k]) > at[k] for k in (1, 2))
+                            or socket.closed
+                        )
                     )
                 for kind in (1, 2):
                     data = bytes(job.output[kind][at[kind] :])
@@ -477,7 +495,9 @@ class Server:
             return failing("unavailable", "nothing listens")
         self.http_headers = dict(request.headers)
         body = await request.read()
-        return web.Response(status=404, body=request.path_qs.encode() + b" " + body, headers={"X-Dsec-Proxied": "1", "X-A": "b"})
+        return web.Response(
+            status=404, body=request.path_qs.encode() + b" " + body, headers={"X-Dsec-Proxied": "1", "X-A": "b"}
+        )
 
 
 @asynccontextmanager

@@ -1,5 +1,6 @@
 """Archives read as their writers meant them, and refused where they are damaged or beyond the bounds."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -196,7 +197,5 @@ def test_any_damage_ends_in_a_typed_error_or_in_entries(data: st.DataObject) -> 
         if block[257:262] == b"ustar" and data.draw(st.booleans()):
             block[148:156] = b" " * 8
             raw[at + 148 : at + 156] = b"%06o\0 " % sum(block)
-    try:
+    with contextlib.suppress(DSecError):
         read_all(bytes(raw), ImportConfig(content_bytes=1 << 20))
-    except DSecError:
-        pass
