@@ -104,17 +104,16 @@ class Pool:
         from_kernel(_native.subvolume_snapshot)(str(source), str(parent), name, read_only)
         return parent / name
 
-    def used(self, name: str) -> int | None:
-        """Bytes that the writable layer holds now; None where it is gone."""
+    def used(self, name: str) -> tuple[int, int] | None:
+        """Bytes that the writable layer holds now, and its limit; None where it is gone."""
         try:
             group = from_kernel(_native.subvolume_id)(str(self.cells / name))
-            with kernel_op("read", "referenced"):
-                text = Path(f"/sys/fs/btrfs/{self._fsid}/qgroups/0_{group}/referenced").read_text("ascii")
+            folder = f"/sys/fs/btrfs/{self._fsid}/qgroups/0_{group}"
+            return _number(f"{folder}/referenced"), _number(f"{folder}/max_referenced")
         except KernelError as error:
             if error.errno == ENOENT:
                 return None
             raise
-        return int(text)
 
     def _mount(self) -> None:
         source, loop = self._device, -1
@@ -159,6 +158,11 @@ class Pool:
             yield
         finally:
             os.close(lock)
+
+
+def _number(path: str) -> int:
+    with kernel_op("read", path):
+        return int(Path(path).read_text("ascii"))
 
 
 def _delete(parent: Path, name: str) -> None:

@@ -31,7 +31,7 @@ def test_a_layer_is_made_limited_and_removed(pool: Pool) -> None:
             os.fsync(file.fileno())
     used = pool.used("one")
     assert used is not None
-    assert 1 << 20 < used <= 4 << 20
+    assert 1 << 20 < used[0] <= used[1] == 4 << 20
     pool.delete("one")
     pool.delete("one")
     assert not pool.exists("one")

@@ -388,15 +388,17 @@ class Container:
         return await self._work(self._usage, name)
 
     def _usage(self, name: str) -> Usage:
-        groups = self._groups.usage(name)
+        groups, disk = self._groups.usage(name), self._pool.used(name)
         return Usage(
             memory_bytes=groups.memory,
             memory_peak_bytes=groups.memory_peak,
             memory_limit_bytes=groups.memory_limit,
             cpu_seconds=groups.cpu_seconds,
             pids=groups.pids,
-            disk_bytes=self._pool.used(name),
+            disk_bytes=disk[0] if disk else None,
+            disk_limit_bytes=disk[1] if disk else None,
             oom_kills=groups.oom_kills,
+            pids_refused=groups.pids_refused,
         )
 
     async def _work(self, job: Callable[..., _T], *args: object) -> _T:
