@@ -1,0 +1,89 @@
+//! Descriptors that are waited for: ends of pipes, terminals.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
+
+/// One end of a pipe, or the master of a terminal.
+pub struct Stream(AsyncFd<OwnedFd>);
+
+impl Stream {
+    /// Takes the descriptor, which stops blocking.
+    pub fn new(descriptor: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&descriptor, true)?;
+        Ok(Self(register(descriptor)?))
+    }
+
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.get_ref().as_fd()
+    }
+
+    /// Waits for bytes; 0 at the end. The end of a terminal is an end like another.
+    pub async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let mut ready = self.0.readable().await?;
+            match ready.try_io(|inner| rustix::io::read(inner.get_ref(), &mut *buffer).map_err(Into::into)) {
+                Ok(result) => return end_of_terminal(result),
+                Err(_would_block) => {}
+            }
+        }
+    }
+
+    /// Waits until a read would not block, without reading.
+    pub async fn readable(&self) -> io::Result<()> {
+        self.0.readable().await?.retain_ready();
+        Ok(())
+    }
+
+    /// What is there now, whether or not the event loop knows of it yet; None when nothing is.
+    pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        match rustix::io::read(self.0.get_ref(), buffer) {
+            Err(rustix::io::Errno::AGAIN) => {
+                // Tells the event loop, so that `readable` waits for the next event.
+                let _ = self
+                    .0
+                    .try_io(Interest::READABLE, |_| Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+                Ok(None)
+            }
+            result => end_of_terminal(result.map_err(Into::into)).map(Some),
+        }
+    }
+
+    pub async fn write_all(&self, mut data: &[u8]) -> io::Result<()> {
+        while !data.is_empty() {
+            let mut ready = self.0.writable().await?;
+            match ready.try_io(|inner| rustix::io::write(inner.get_ref(), data).map_err(Into::into)) {
+                Ok(result) => data = &data[result?..],
+                Err(_would_block) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all or nothing is known to have arrived; false when it did not fit.
+    pub fn try_write_all(&self, data: &[u8]) -> bool {
+        rustix::io::write(self.0.get_ref(), data).is_ok_and(|size| size == data.len())
+    }
+
+    pub fn duplicate(&self) -> io::Result<Self> {
+        Ok(Self(register(self.0.get_ref().try_clone()?)?))
+    }
+}
+
+/// Watches a descriptor for the event loop.
+#[expect(
+    deprecated,
+    reason = "unsound for types that give out different descriptors; OwnedFd never does"
+)]
+pub fn register(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::new(descriptor)
+}
+
+fn end_of_terminal(result: io::Result<usize>) -> io::Result<usize> {
+    match result {
+        Err(error) if error.raw_os_error() == Some(libc::EIO) => Ok(0),
+        other => other,
+    }
+}
