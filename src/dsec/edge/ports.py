@@ -20,6 +20,8 @@ _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
      b"upgrade", b"proxy-connection"}
 )  # fmt: skip
+_PROXIED = (b"x-dsec-proxied", b"1")
+"""On every answer of a program inside, whatever it says itself: an error status of its own is no error of the platform."""
 _NOT_INWARD = _HOP_BY_HOP | {b"authorization", b"host", b"idempotency-key", b"content-length", b"expect"}
 """Of the request: what belongs to one connection, and the platform's own key, which no program in a sandbox may see."""
 
@@ -109,8 +111,9 @@ class PortProxy:
         head = await anext(chunks)
         if not isinstance(head, h11.Response):
             raise Unavailable("the port's answer has no head", what="port")
-        dropped = _HOP_BY_HOP | _dropped(head.headers)
+        dropped = _HOP_BY_HOP | _dropped(head.headers) | {_PROXIED[0]}
         headers = tuple((bytes(key), bytes(value)) for key, value in head.headers if bytes(key) not in dropped)
+        headers += (_PROXIED,)
         return Stream(chunks=chunks, status=head.status_code, media="", headers=headers)
 
     async def _exchange(self, call: Call[Any, Any], port: int, request: h11.Request) -> AsyncIterator[Any]:

@@ -395,7 +395,7 @@ async def test_http_to_a_port(rig: Rig) -> None:
         heard[:] = [data]
         if b"\r\n\r\n" not in data or (b"POST" in data and not data.endswith(b"body")):
             return b""
-        return b"HTTP/1.1 201 Made\r\nX-A: b\r\nConnection: X-Hop\r\nX-Hop: 1\r\nContent-Length: 5\r\n\r\nhello"
+        return b"HTTP/1.1 201 Made\r\nX-A: b\r\nConnection: X-Hop\r\nX-Hop: 1\r\nX-Dsec-Proxied: no\r\nContent-Length: 5\r\n\r\nhello"
 
     rig.agent(view).listeners[8000] = server
     answer = await rig.call(
@@ -408,6 +408,7 @@ async def test_http_to_a_port(rig: Rig) -> None:
     assert query.status == 201 and heard[0].startswith(b"GET /?x=1 HTTP/1.1")
     nothing = await rig.call(view, "GET", "/http/9/")
     assert (nothing.status, nothing.json()["fields"]["what"]) == (404, "port")
+    assert answer.headers["x-dsec-proxied"] == "1" and "x-dsec-proxied" not in nothing.headers
     for port in ("0", "65536", "x"):
         assert (await rig.call(view, "GET", f"/http/{port}/")).status == 400
     assert rig.node.lifecycle.find(view.id).busy == 0 and not rig.agent(view).channels
