@@ -271,13 +271,15 @@ class Journal:
                 return False
         return True
 
-    def finish(self, sandbox: str, request_id: str, phase: Phase, at: float, result: bytes | None) -> None:
-        """Records how an operation ended."""
-        with _typed():
-            self._db.execute(
-                "UPDATE operations SET phase = ?, at = ?, result = ? WHERE sandbox = ? AND request_id = ?",
-                (phase, at, result, sandbox, request_id),
-            )
+    def finish(self, ends: Sequence[tuple[Phase, float, bytes | None, str, str]]) -> None:
+        """Records how operations ended: phase, Unix seconds, result, sandbox, request_id; all of them or none."""
+        statement = "UPDATE operations SET phase = ?, at = ?, result = ? WHERE sandbox = ? AND request_id = ?"
+        if len(ends) == 1:
+            with _typed():
+                self._db.execute(statement, ends[0])
+            return
+        with self._transaction():
+            self._db.executemany(statement, ends)
 
     def withdraw(self, sandbox: str, request_id: str) -> None:
         """Forgets an operation that did not act at all, so that it may be asked for again."""

@@ -105,7 +105,7 @@ class Node:
             ),
             settings.lifecycle,
         )
-        operations = Operations(self._journal, self._tasks, foundation.clock, settings.operations)
+        self._operations = operations = Operations(self._journal, self._tasks, foundation.clock, settings.operations)
         self._retention = operations.retention
         self._api = application(self.lifecycle, operations, self._journal, foundation.images, foundation.clock)
         self._listing = Listing(self.lifecycle, self._journal)
@@ -132,6 +132,7 @@ class Node:
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
+            self._operations.flush()
             for backend in self._on.backends.values():
                 await backend.close()
             self._journal.close()

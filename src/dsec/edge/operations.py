@@ -6,6 +6,7 @@ within the grace time; then it is cancelled, which ends its process tree.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -26,6 +27,8 @@ from dsec.rules.oplog import Decision, Operation, Phase, Retention, decide
 from dsec.web import ClientGone, failure
 
 __all__ = ["OperationSettings", "Operations", "fingerprint_of"]
+
+_log = logging.getLogger("dsec.edge")
 
 R = TypeVar("R")
 
@@ -69,6 +72,7 @@ class Operations:
         self._tasks = tasks
         self._clock = clock
         self._grace = settings.grace
+        self._ended: list[tuple[Resident, str, Phase, float, bytes | None]] = []
         self.retention = Retention(settings.kept_stream_kib * 1024, settings.kept_seconds)
 
     async def once(
@@ -103,6 +107,7 @@ class Operations:
                 flight.joined()
                 try:
                     await asyncio.shield(flight.done)
+                    await asyncio.sleep(0)  # for the loop to record it, if it has just ended
                 finally:
                     flight.left()
             elif decision is Decision.REPLAY:
@@ -153,6 +158,7 @@ class Operations:
             except (Busy, InvalidArgument, ClientGone) as error:  # raised before anything is done, or its input was cut
                 outcome.append(error)
                 self._journal.withdraw(resident.id, key)
+                del resident.running[key]
             except DSecError as error:
                 outcome.append(error)
                 self._finish(resident, key, _encode(_Recorded(code=error.code, detail=error.detail, fields=error.fields)))
@@ -161,14 +167,28 @@ class Operations:
                 outcome.append(known)
                 self._finish(resident, key, _encode(_Recorded(code=known.code, detail=known.detail, fields=known.fields)))
             except asyncio.CancelledError:
-                self._journal.finish(resident.id, key, Phase.CANCELLED, self._clock.now(), None)
+                self._finish(resident, key, None, Phase.CANCELLED)
                 raise
         finally:
-            resident.running.pop(key, None)
             flight.end()
 
-    def _finish(self, resident: Resident, key: str, data: bytes | None) -> None:
-        self._journal.finish(resident.id, key, Phase.ENDED, self._clock.now(), data)
+    def _finish(self, resident: Resident, key: str, data: bytes | None, phase: Phase = Phase.ENDED) -> None:
+        """Records an end in the loop's next turn, together with those of others; until then the operation counts as running."""
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._ended.append((resident, key, phase, self._clock.now(), data))
+
+    def flush(self) -> None:
+        """Records all ends now. What cannot be recorded will look, after a restart, as if it had been interrupted."""
+        ended, self._ended = self._ended, []
+        if not ended:
+            return
+        try:
+            self._journal.finish([(phase, at, data, resident.id, key) for resident, key, phase, at, data in ended])
+        except DSecError as error:
+            _log.error("%d ended operations are not in the journal: %s", len(ended), error.detail)
+        for resident, key, *_ in ended:
+            resident.running.pop(key, None)
 
     def _kept(self, value: object) -> bytes | None:
         """The record of a result; None where it is too large to keep."""
