@@ -29,7 +29,10 @@ pub struct Namespaces {
 // SAFETY: called by clone3 alone, with the number of a descriptor.
 unsafe extern "C" fn hold(argument: usize) -> ! {
     let ready = argument as i32;
-    let answer = forbid_nested_namespaces().err().unwrap_or(0);
+    let answer = end_with_parent()
+        .and_then(|_| forbid_nested_namespaces())
+        .err()
+        .unwrap_or(0);
     let byte = answer as u8;
     let _ = sys(
         libc::SYS_write,
@@ -38,6 +41,12 @@ unsafe extern "C" fn hold(argument: usize) -> ! {
     loop {
         let _ = sys(libc::SYS_ppoll, [0; 6]);
     }
+}
+
+/// A server that is killed meanwhile must not leave a holder behind.
+fn end_with_parent() -> std::result::Result<isize, i32> {
+    let (what, signal) = (libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize);
+    sys(libc::SYS_prctl, [what, signal, 0, 0, 0, 0])
 }
 
 fn forbid_nested_namespaces() -> std::result::Result<isize, i32> {

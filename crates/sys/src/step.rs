@@ -77,7 +77,8 @@ pub enum Step {
     Enlist { tasks: Fd },
     /// Makes `root` the process's root; the old one is gone.
     Pivot { root: Fd },
-    /// A session of its own, no core files, signals and mask as a program expects them.
+    /// A session of its own, no core files, signals and mask as a program expects them, first to go when the host is full.
+    /// After Pivot, since it needs the new /proc.
     Settle,
     /// Takes an unprivileged id with no capability of any kind, for good.
     Become { id: u32 },
