@@ -7,7 +7,7 @@ from pathlib import Path
 
 import dsec
 from dsec.edge.backends.container import Container, ContainerSettings
-from dsec.kernel.seccomp import seccomp_program
+from dsec.kernel.seccomp import command_filter
 from dsec.model.aether import FRAME_STDERR, FRAME_STDOUT, EndedReply, ExecRequest, FailedReply
 from dsec.model.plan import Handle, Limits, Plan
 from dsec.testing.leaks import CGROUPS
@@ -26,7 +26,7 @@ def settings(state: Path) -> ContainerSettings:
     return ContainerSettings(
         state=state,
         program=program,
-        filter=seccomp_program(),
+        filter=command_filter(),
         pool_bytes=512 << 20,
         ahead_low=0,
         ahead_high=0,

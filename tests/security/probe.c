@@ -105,6 +105,7 @@ int main(int count, char **words) {
             if (pid < 0) break;
         }
         printf("%d %s\n", made, errno ? strerrorname_np(errno) : "");
+        fflush(stdout);
         kill(0, SIGKILL);
     }
     return 2;

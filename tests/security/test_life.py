@@ -27,7 +27,7 @@ def plan_of(layer: str, name: str = "one", mounts: tuple[Mount, ...] = ()) -> Pl
 
 def nothing_left(container: Container, state: Path, name: str) -> bool:
     there = [*groups_of(container, name), *map(str, (state / "run").glob("*")), *container.pool.names()]
-    return there == [] and name not in Path("/proc/self/mountinfo").read_text()
+    return there == [] and f"cells/{name}" not in Path("/proc/self/mountinfo").read_text()
 
 
 async def test_stop_leaves_nothing_and_may_be_repeated(start: Starter, container: Container, tmp_path: Path) -> None:
