@@ -109,7 +109,12 @@ class _Contents:
         if content.size <= CHUNK_BYTES:
             data = b"".join(self._read(content))
             digest = hashlib.sha256(data).digest()
-            return self._known_or(digest, content.size, iter((data,))), digest
+            seen = self._known.get((digest, content.size))
+            if seen is None:
+                seen = self._known[digest, content.size] = self._blob.position
+                self._blob.append(data)
+                self._blob.pad()
+            return seen, digest
         if self._sizes[content.size] > 1:
             # Only a file of the same size can be equal, so only then is a large one read twice.
             digest = self._hash(content)
@@ -121,17 +126,10 @@ class _Contents:
         self._known.setdefault((hasher.digest(), content.size), start)
         return start, hasher.digest()
 
-    def _known_or(self, digest: bytes, size: int, data: Iterator[bytes]) -> int:
-        seen = self._known.get((digest, size))
-        if seen is None:
-            seen = self._known[digest, size] = self._append(data, None)
-        return seen
-
-    def _append(self, data: Iterator[bytes], hasher: "hashlib._Hash | None") -> int:
+    def _append(self, data: Iterator[bytes], hasher: "hashlib._Hash") -> int:
         start = self._blob.position
         for piece in data:
-            if hasher is not None:
-                hasher.update(piece)
+            hasher.update(piece)
             self._blob.append(piece)
         self._blob.pad()
         return start

@@ -71,7 +71,11 @@ class _Node:
 
     def __init__(self, entry: TreeEntry) -> None:
         self.entry = entry
-        self.children: dict[bytes, _Node] = {}
+        # Only a directory has names in it; the others share one dict that nothing is put into.
+        self.children: dict[bytes, _Node] = {} if entry.kind is EntryKind.DIR else _NO_CHILDREN
+
+
+_NO_CHILDREN: dict[bytes, _Node] = {}
 
 
 def _implicit(parts: _Parts) -> TreeEntry:
