@@ -1,0 +1,110 @@
+"""Namespaces made ahead: how many, for whom, and that none is lost."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dsec.kernel import namespaces
+from dsec.kernel.errors import KernelError
+from dsec.kernel.namespaces import NamespacePool, Namespaces
+from dsec.kernel.uids import Slots
+
+WAIT = 5.0
+
+
+class Maker:
+    """Stands for the kernel: sets of descriptors of /dev/null, counted."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+        self.changed = threading.Condition()
+        self.error: KernelError | None = None
+
+    def __call__(self, slot: int) -> Namespaces:
+        with self.changed:
+            if self.error is not None:
+                error, self.error = self.error, None
+                self.changed.notify_all()
+                raise error
+            self.made.append(slot)
+            self.changed.notify_all()
+        return Namespaces(slot, *(os.open("/dev/null", os.O_RDONLY) for _ in range(4)))
+
+    def wait(self, enough: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(enough, WAIT)
+
+
+@pytest.fixture
+def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
+    maker = Maker()
+    monkeypatch.setattr(namespaces, "make_namespaces", maker)
+    return maker
+
+
+@pytest.fixture
+def slots(tmp_path: Path) -> Iterator[Slots]:
+    slots = Slots("/a", tmp_path)
+    slots.open()
+    yield slots
+    slots.close()
+    assert list(tmp_path.iterdir()) == [], "a slot is still held"
+
+
+def test_a_set_made_ahead_goes_with_its_slot(maker: Maker, slots: Slots) -> None:
+    pool = NamespacePool(slots, low=2, high=4)
+    pool.open()
+    maker.wait(lambda: len(maker.made) == 4)
+    slot = pool.take_slot("one")
+    assert slot == maker.made[0]
+    made = pool.namespaces(slot, "one")
+    assert made.slot == slot
+    made.close()
+    pool.give_back(slot, "one")
+    pool.close()
+    assert len(maker.made) == 4
+
+
+def test_it_is_refilled_below_the_low_mark(maker: Maker, slots: Slots) -> None:
+    pool = NamespacePool(slots, low=2, high=4)
+    pool.open()
+    maker.wait(lambda: len(maker.made) == 4)
+    taken = [pool.take_slot(name) for name in ("one", "two", "three")]
+    maker.wait(lambda: len(maker.made) == 7)
+    for slot, name in zip(taken, ("one", "two", "three"), strict=True):
+        pool.give_back(slot, name)
+    pool.close()
+
+
+def test_with_none_ready_one_is_made_on_demand(maker: Maker, slots: Slots) -> None:
+    pool = NamespacePool(slots, low=0, high=0)
+    pool.open()
+    slot = pool.take_slot("one")
+    pool.namespaces(slot, "one").close()
+    assert maker.made == [slot]
+    pool.give_back(slot, "one")
+    pool.give_back(slot, "one")
+    pool.close()
+
+
+def test_a_reserved_set_that_was_never_used_is_let_go(maker: Maker, slots: Slots) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    pool = NamespacePool(slots, low=1, high=2)
+    pool.open()
+    maker.wait(lambda: len(maker.made) == 2)
+    pool.take_slot("one")
+    pool.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_refusal_is_remembered_and_its_slot_comes_back(maker: Maker, slots: Slots) -> None:
+    maker.error = KernelError("clone3", "user namespace", 28)
+    pool = NamespacePool(slots, low=1, high=2)
+    pool.open()
+    maker.wait(lambda: maker.error is None)
+    pool.close()
+    assert pool.failure is not None
+    assert pool.failure.errno == 28
