@@ -28,6 +28,7 @@ from dsec.images.store import LayerStore
 from dsec.images.volumes import Volumes
 from dsec.kernel.seccomp import command_filter
 from dsec.model.errors import Unsupported
+from dsec.ports.backend import BackendFailure
 from dsec.ports.clock import Clock
 
 __all__ = ["AETHER", "Built", "clear", "node"]
@@ -72,7 +73,11 @@ async def _edge(config: Config, clock: Clock, id_key: bytes, iam: SqlIam) -> Asy
     settings = replace(config.edge, lifecycle=config.lifecycle, operations=config.operations)
     images.open()
     try:
-        async with Node(foundation, settings) as edge:
+        async with AsyncExitStack() as stack:
+            try:
+                edge = await stack.enter_async_context(Node(foundation, settings))
+            except BackendFailure as error:
+                raise Unsupported(f"sandboxes cannot run here: {error.detail}") from error
             yield edge, images
     finally:
         images.close()

@@ -1,91 +1,16 @@
 """`dsec up` and `dsec down` as a person runs them: a sandbox outlives a killed server, and nothing outlives `dsec down`."""
 
-import hashlib
 import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import dsec
 from dsec.sync import DSecClient
+from e2e.site_of_one import Site
 
 pytestmark = pytest.mark.root
-
-BUSYBOX = shutil.which("busybox")
-
-
-class Site:
-    """A state directory and the command line on it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.state = folder / "state"
-
-    def dsec(self, *arguments: str, check: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("DSEC_")} | more
-        environ["DSEC_CREDENTIALS"] = str(self.state / "credentials.json")
-        environ["DSEC_CONTAINER_POOL_BYTES"] = str(1 << 30)
-        done = subprocess.run(
-            [sys.executable, "-m", "dsec", *arguments],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert not check or done.returncode == 0, done.stderr
-        return done
-
-    def up(self, *more: str) -> str:
-        return self.dsec("up", "--detach", "--state", str(self.state), "--listen", "127.0.0.1:0", *more).stderr
-
-    def down(self, *more: str) -> str:
-        return self.dsec("down", "--state", str(self.state), *more).stderr
-
-    def pid(self) -> int:
-        return int((self.state / "server.lock").read_text())
-
-    def client(self) -> DSecClient:
-        kept = json.loads((self.state / "credentials.json").read_text())
-        return DSecClient(kept["url"], kept["api_key"])
-
-    def left(self) -> list[str]:
-        """Mounts, groups and processes of this state directory."""
-        node = "dsec-" + hashlib.sha256(str(self.state).encode()).hexdigest()[:8]
-        mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.state) in line]
-        groups = [
-            str(path) for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified") for path in Path(root).glob(f"*/{node}")
-        ]
-        groups += [str(path) for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified") for path in Path(root).glob(node)]
-        loops = [
-            str(path)
-            for path in Path("/sys/block").glob("loop*/loop/backing_file")
-            if str(self.state) in path.read_text()
-        ]
-        return mounts + groups + loops
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    if BUSYBOX is None:
-        pytest.skip("busybox-static is not installed")
-    site = Site(tmp_path)
-    root = tmp_path / "rootfs"
-    for name in ("bin", "proc", "sys", "dev", "tmp", "etc", "root"):
-        (root / name).mkdir(parents=True)
-    shutil.copy(BUSYBOX, root / "bin/busybox")
-    for applet in ("sh", "sleep", "echo", "cat", "ls", "true", "id", "ps", "kill"):
-        (root / "bin" / applet).symlink_to("busybox")
-    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
-    site.dsec("image", "import", "--state", str(site.state), "busybox", str(root))
-    yield site
-    site.down()
-    assert site.left() == []
 
 
 def test_a_sandbox_outlives_a_killed_server_and_nothing_outlives_down(site: Site) -> None:

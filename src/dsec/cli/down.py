@@ -11,7 +11,7 @@ import uvloop
 from dsec.cluster.state import StateDirectory
 from dsec.config import Config, load
 from dsec.kernel.clock import SystemClock
-from dsec.model.errors import DeadlineExceeded
+from dsec.model.errors import DeadlineExceeded, PermissionDenied
 from dsec.wiring import clear
 
 __all__ = ["command"]
@@ -27,6 +27,8 @@ _MARGIN = 30.0
 def command(state: str | None, keep_sandboxes: bool) -> None:
     """End the platform on this node, running or crashed. Nothing is left but the state directory: images, volumes, keys."""
     config = load({"node.state": state}).config
+    if os.geteuid() != 0:
+        raise PermissionDenied("what root made only root can end: run dsec down as root")
     directory = StateDirectory(config.state)
     if not config.state.exists():
         click.echo(f"nothing at {config.state}", err=True)

@@ -19,7 +19,7 @@ from dsec.cluster.serve import Listener, open_listener, serve
 from dsec.cluster.state import Credentials, StateDirectory
 from dsec.config import Config, load
 from dsec.kernel.clock import SystemClock
-from dsec.model.errors import Unavailable
+from dsec.model.errors import PermissionDenied, Unavailable
 from dsec.wiring import node
 
 __all__ = ["command"]
@@ -47,6 +47,8 @@ def command(
     """
     given = {"node.state": state, "server.listen": listen, "server.tls_cert": tls_cert, "server.tls_key": tls_key}
     config = load(given).config
+    if os.geteuid() != 0:
+        raise PermissionDenied("sandboxes are made by root: run dsec up as root")
     if detach:
         _detach(config, {f"--{name}": value for name, value in _flags(given).items()})
         return

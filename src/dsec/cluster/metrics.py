@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -10,6 +10,8 @@ from dsec.cluster.gate import CreationGate
 from dsec.ports.cluster import Watcher
 
 __all__ = ["METRICS_MEDIA", "Metrics"]
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 METRICS_MEDIA = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -71,6 +73,8 @@ class Metrics:
         self._created.labels("ok").inc()
         self._create.observe(seconds)
         for phase, duration in phases.items():
+            if phase == "total":
+                continue
             self._phases.labels(phase).inc(max(duration, 0.0))
 
     def create_failed(self, code: str) -> None:

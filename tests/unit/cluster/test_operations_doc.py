@@ -20,6 +20,5 @@ async def test_metrics(tmp_path: Path) -> None:
     world = Platform(tmp_path, [FakeEdge(1)], ApiServerSettings())
     await world.watcher.refresh()
     served = set(re.findall(r"^# TYPE (dsec_\w+) ", world.app.counts.text().decode(), re.MULTILINE))
-    served = {name for name in served if not name.endswith("_created")}
     world.iam.close()
     assert served == set(re.findall(r"dsec_\w+", TEXT))
