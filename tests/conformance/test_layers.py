@@ -152,7 +152,7 @@ def test_damage_is_found_and_named(shelf: Shelf, tmp_path: Path) -> None:
         data.seek(raw.index(b"2" * 100) + 4500)
         data.write(b"!")
     report = verify(shelf.layers, digest, Quiet())
-    assert [(d.path, d.what) for d in report.damages] == [("'two'", "other bytes")]
+    assert [(d.path, d.what) for d in report.damages] == [("two", "other bytes")]
     (place / DATA).write_bytes(raw)
     assert verify(shelf.layers, digest, Quiet()).ok
     meta = bytearray((place / META).read_bytes())

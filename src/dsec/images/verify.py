@@ -18,7 +18,6 @@ from dsec.kernel.mounts import mount_erofs, umount
 from dsec.model.errors import ImageUnavailable
 from dsec.model.layers import LayerManifest
 from dsec.model.tree import EntryKind
-from dsec.rules.compose import shown
 
 __all__ = ["Damage", "Report", "verify"]
 
@@ -59,7 +58,8 @@ class _Findings:
 
     def add(self, path: bytes | str, what: str) -> None:
         if len(self.damages) < _MAX_DAMAGES:
-            self.damages.append(Damage(path if isinstance(path, str) else shown(path), what))
+            text = path if isinstance(path, str) else path.decode("utf-8", "backslashreplace")
+            self.damages.append(Damage(text, what))
 
 
 def verify(layers: LayerStore, digest: str, progress: Progress) -> Report:

@@ -37,7 +37,9 @@ def environment(server: Server) -> dict[str, str]:
 
 async def cli(server: Server, *argv: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*DSEC, *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environment(server))
+    process = await asyncio.create_subprocess_exec(
+        *DSEC, *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environment(server)
+    )
     out, err = await process.communicate(stdin)
     return process.returncode or 0, out, err.decode()
 
@@ -53,7 +55,9 @@ async def test_exec_has_the_commands_status(server: Server, box: str, script: st
 
 
 async def test_exec_json_collects_and_says_the_class(server: Server, box: str) -> None:
-    code, out, err = await cli(server, "exec", "--json", "--timeout", "0.2", box, "sh", "-c", "printf '\\377'; sleep 60")
+    code, out, err = await cli(
+        server, "exec", "--json", "--timeout", "0.2", box, "sh", "-c", "printf '\\377'; sleep 60"
+    )
     record = json.loads(out)
     assert (code, record["outcome"], record["exit_code"], record["stdout_base64"]) == (124, "timeout", None, "/w==")
     assert "timeout" in err
@@ -68,7 +72,9 @@ async def test_exec_sends_a_pipe_only_when_asked(server: Server, box: str) -> No
 
 
 async def test_exec_passes_its_options_and_leaves_the_commands_alone(server: Server, box: str) -> None:
-    code, out, _ = await cli(server, "exec", "-e", "A=b", "--user", "u", "--cwd", "/", "--timeout", "9", box, "echo", "--json", "-t")
+    code, out, _ = await cli(
+        server, "exec", "-e", "A=b", "--user", "u", "--cwd", "/", "--timeout", "9", box, "echo", "--json", "-t"
+    )
     assert (code, out) == (0, b"--json -t\n")
     assert (await cli(server, "exec", "-e", "novalue", box, "true"))[0] == 2
     assert (await cli(server, "exec", "-it", box, "true"))[0] == 2
@@ -145,9 +151,17 @@ async def test_run_creates_runs_and_removes(server: Server) -> None:
     view = next(iter(server.sandboxes.values()))
     assert view.state is dsec.SandboxState.GONE
     spec = view.spec
-    assert (spec.workspace, spec.toolkits, spec.memory_limit_mb, spec.cpu_cores_limit) == ("w@1", ("a@1", "b@1"), 512, 0.5)
+    assert (spec.workspace, spec.toolkits, spec.memory_limit_mb, spec.cpu_cores_limit) == (
+        "w@1",
+        ("a@1", "b@1"),
+        512,
+        0.5,
+    )
     assert (spec.ttl_running_stop, spec.labels, spec.job, spec.env) == (None, {"x": "y"}, "j", {"A": "b"})
-    assert [(m.volume, m.data, m.target, m.read_only) for m in spec.mounts] == [("v", None, "/v", True), (None, "d", "/d", True)]
+    assert [(m.volume, m.data, m.target, m.read_only) for m in spec.mounts] == [
+        ("v", None, "/v", True),
+        (None, "d", "/d", True),
+    ]
 
 
 async def test_run_without_a_command_prints_the_id(server: Server) -> None:
@@ -187,11 +201,16 @@ async def test_cp_names_what_it_left_out(server: Server, box: str, tmp_path: Pat
 
 async def test_ps_logs_and_inspect(server: Server, box: str) -> None:
     async with dsec.DSecClient(server.url, KEY) as client:
-        process = await (await client.get(box)).start(["sh", "-c", "echo one; echo two >&2; exec cat"], keep_stdin=True, request_id="p1")
+        process = await (await client.get(box)).start(
+            ["sh", "-c", "echo one; echo two >&2; exec cat"], keep_stdin=True, request_id="p1"
+        )
         while (await process.info()).stderr_bytes_total < 4:
             await asyncio.sleep(0.01)
     code, out, _ = await cli(server, "ps", "--job", "j")
-    assert code == 0 and [line.split()[:2] for line in out.decode().splitlines()] == [["SANDBOX", "STATE"], [box, "running"]]
+    assert code == 0 and [line.split()[:2] for line in out.decode().splitlines()] == [
+        ["SANDBOX", "STATE"],
+        [box, "running"],
+    ]
     code, out, _ = await cli(server, "ps", "--json", box)
     assert [view["id"] for view in json.loads(out)] == ["p1"]
     code, out, err = await cli(server, "logs", box, "p1")

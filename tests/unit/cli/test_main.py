@@ -16,7 +16,9 @@ from dsec.model.outcome import Outcome
 
 
 def test_help_names_every_command_without_loading_one() -> None:
-    code = "import sys; sys.argv = ['dsec', '--help']\nfrom dsec.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+    code = (
+        "import sys; sys.argv = ['dsec', '--help']\nfrom dsec.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+    )
     code += "print('loaded', [n for n in sys.modules if n.startswith('dsec.cli.') and n != 'dsec.cli.answers'])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert all(f"\n  {name} " in out for name in [*cli.CLIENT, *cli.NODE])
@@ -25,7 +27,11 @@ def test_help_names_every_command_without_loading_one() -> None:
 
 @pytest.mark.parametrize(
     ("missing", "said"),
-    [("uvicorn", "pip install 'dsec[node]'"), ("dsec._core", "./dev build"), ("dsec.cli.up", "not part of this version")],
+    [
+        ("uvicorn", "pip install 'dsec[node]'"),
+        ("dsec._core", "./dev build"),
+        ("dsec.cli.up", "not part of this version"),
+    ],
 )
 def test_a_command_whose_parts_are_missing_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, missing: str, said: str

@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
-from dsec.images.importing import Quiet
+from dsec.images.daemon import save_image
+from dsec.images.importing import Quiet, open_path
 from dsec.images.oci import Platform, load
 from dsec.images.registry import Credentials, credentials_from, parse_reference, pull
 from dsec.model.errors import (
@@ -19,7 +21,7 @@ from dsec.model.errors import (
     Unsupported,
 )
 from dsec.model.layers import NameRecord
-from imagekit import Shelf, file, image, index_of, tar
+from imagekit import Shelf, file, image, index_of, layout_files, tar
 from registrypeer import Registry, serving
 
 LAYERS = [tar([file("a", b"1" * 5000)]), tar([file("b", b"2"), file(".wh.a")])]
@@ -150,3 +152,30 @@ def test_what_docker_login_left(tmp_path: Path) -> None:
     config.write_text("{")
     with pytest.raises(InvalidArgument):
         credentials_from(config, "r.example")
+
+
+async def test_an_image_of_a_local_docker(shelf: Shelf, tmp_path: Path) -> None:
+    files = layout_files(image(LAYERS))
+    saved = tar([file(name, raw) for name, raw in files.items()])
+
+    async def get(request: web.Request) -> web.Response:
+        return web.Response(body=saved) if request.match_info["name"] == "team/app:1" else web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_get("/images/{name:.+}/get", get)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    socket = tmp_path / "docker.sock"
+    await web.UnixSite(runner, str(socket)).start()
+    try:
+        with shelf.layers.scratch() as folder:
+            work = shelf.importer.workshop(folder, Quiet())
+            archive = await save_image("team/app:1", socket, work)
+            record = shelf.importer.image("saved", open_path(archive, None, AMD64, work), work)
+        assert shelf.layers.manifest(record.digest).entries == 2
+        with shelf.layers.scratch() as folder, pytest.raises(NotFound):
+            await save_image("missing", socket, shelf.importer.workshop(folder, Quiet()))
+    finally:
+        await runner.cleanup()
+    with shelf.layers.scratch() as folder, pytest.raises(Unavailable, match="no Docker daemon"):
+        await save_image("x", socket, shelf.importer.workshop(folder, Quiet()))
