@@ -5,6 +5,7 @@ connection. Reading pauses while nobody takes what came, so a flood of output wa
 """
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import AsyncIterator
 from errno import EAGAIN
@@ -189,6 +190,21 @@ class UnixChannel:
             yield await self._connection.take()
 
 
+def _dial(path: str, first: bytes) -> tuple[socket.socket, int]:
+    """A connection to `path` on which as much of `first` is sent as fits: the other end works while ours is set up."""
+    dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        # Connecting a Unix socket never waits: there is room in the other's queue, or EAGAIN.
+        dialled.connect(path)
+        try:
+            return dialled, dialled.send(first)
+        except BlockingIOError:
+            return dialled, 0
+    except OSError:
+        dialled.close()
+        raise
+
+
 class UnixAgent:
     """The aether that listens at `path`; see ports.agent.Agent."""
 
@@ -200,14 +216,17 @@ class UnixAgent:
         data = _encode(request)
         if len(data) > MAX_PAYLOAD:
             raise RuntimeFailure(f"a request of {len(data)} bytes does not fit into a frame")
-        loop = asyncio.get_running_loop()
+        frame = _frame(FRAME_MESSAGE, data)
         try:
-            _, connection = await loop.create_unix_connection(lambda: _Connection(loop), self._path)
+            dialled, sent = _dial(self._path, frame)
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_unix_connection(lambda: _Connection(loop), sock=dialled)
         except OSError as error:
             if error.errno == EAGAIN:
                 raise Busy("too many connections wait for aether", retry_after=0.1) from error
             raise SandboxLost(f"aether does not answer: {error.strerror or error}") from error
-        connection.write(_frame(FRAME_MESSAGE, data))
+        if sent < len(frame):
+            connection.write(frame[sent:])
         return UnixChannel(connection)
 
     async def call(self, request: Request) -> Reply:
