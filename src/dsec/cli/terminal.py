@@ -45,7 +45,7 @@ def raw(descriptor: int) -> Iterator[None]:
     """The terminal in raw mode, put back at the end whatever happens."""
     before = termios.tcgetattr(descriptor)
     try:
-        tty.setraw(descriptor)
+        tty.setraw(descriptor, termios.TCSADRAIN)  # what was typed ahead is kept
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
