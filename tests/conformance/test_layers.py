@@ -256,6 +256,16 @@ async def test_layers_are_mounted_once_held_and_let_go(shelf: Shelf, tmp_path: P
     assert mounted_below(shelf.state / "mnt") == []
 
 
+def test_what_a_killed_verify_left_is_removed(shelf: Shelf, tmp_path: Path) -> None:
+    digest = shelf.import_image("base", archive(tmp_path, [file("f", b"1")])).digest
+    left = shelf.state / "tmp/import-dead"
+    (left / "mnt").mkdir(parents=True)
+    source = shelf.layers.directory(digest)
+    mount_erofs(str(source / META), str(source / DATA), str(left / "mnt"))
+    images(shelf).close()
+    assert not left.exists()
+
+
 async def test_what_cannot_be_composed_or_mounted(shelf: Shelf, tmp_path: Path) -> None:
     record = shelf.import_image("base", archive(tmp_path, [file("f", b"1")]))
     node = images(shelf)

@@ -78,10 +78,11 @@ class NodeImages:
         self._lock = asyncio.Lock()
 
     def open(self) -> None:
-        """Takes over what is mounted from before. Raises ImageUnavailable when the state directory's path cannot be used."""
+        """Takes over what is mounted from before, and removes what a killed import left. Raises ImageUnavailable when the state directory's path cannot be used."""
         if "," in str(self._folder):
             raise ImageUnavailable(f"layers cannot be mounted below {self._folder}: mount options end at a comma")
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._layers.clean()
         for place in mounted_below(self._folder):
             digest = f"sha256:{place.name}"
             try:

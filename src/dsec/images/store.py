@@ -20,14 +20,17 @@ from dsec.images.inputs import Input, Progress
 from dsec.images.records import FileRecord, RecordHead, to_erofs, write_records
 from dsec.images.spool import Digest, sha256_of
 from dsec.kernel.erofs import BLOCK_BYTES, MAX_DATA_BLOCKS, erofs_image
+from dsec.kernel.errors import KernelError
+from dsec.kernel.mounts import umount
 from dsec.model.errors import ImageUnavailable, InvalidArgument, NotFound
 from dsec.model.layers import Blob, ImageConfig, LayerKind, LayerManifest
 from dsec.model.tree import TreeEntry
 from dsec.ports.clock import Clock
 
-__all__ = ["DATA", "FILES", "MANIFEST", "META", "LayerStore"]
+__all__ = ["DATA", "FILES", "MANIFEST", "META", "MOUNT", "LayerStore"]
 
 MANIFEST, META, DATA, FILES = "manifest.json", "meta.erofs", "data", "files.zst"
+MOUNT = "mnt"
 _PREFIX = "import-"
 _LOCK = ".lock"
 
@@ -176,6 +179,12 @@ class LayerStore:
         _sync_directory(self._layers)
         return digest
 
+    def clean(self) -> None:
+        """Removes what dead processes left below STATE/tmp."""
+        self._tmp.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(self._tmp / _LOCK):
+            self._clean()
+
     def _clean(self) -> None:
         for entry in os.scandir(self._tmp):
             if not entry.name.startswith(_PREFIX):
@@ -186,9 +195,20 @@ class LayerStore:
             except BlockingIOError:
                 continue
             else:
-                shutil.rmtree(entry.path)
+                _discard(Path(entry.path))
             finally:
                 os.close(fd)
+
+
+def _discard(folder: Path) -> None:
+    """Removes a dead process's folder; a killed `verify` leaves a layer mounted in it."""
+    place = folder / MOUNT
+    if os.path.ismount(place):
+        try:
+            umount(str(place), lazy=True)
+        except KernelError as error:
+            raise ImageUnavailable(f"{place} cannot be unmounted: {error}") from error
+    shutil.rmtree(folder)
 
 
 @contextmanager

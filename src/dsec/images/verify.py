@@ -12,7 +12,7 @@ from msgspec import Struct
 from dsec.images.inputs import Progress
 from dsec.images.records import FileRecord, read_records
 from dsec.images.spool import sha256_of
-from dsec.images.store import DATA, FILES, META, LayerStore
+from dsec.images.store import DATA, FILES, META, MOUNT, LayerStore
 from dsec.kernel.errors import KernelError
 from dsec.kernel.mounts import mount_erofs, umount
 from dsec.model.errors import ImageUnavailable
@@ -75,7 +75,7 @@ def verify(layers: LayerStore, digest: str, progress: Progress) -> Report:
         head, records = read_records(folder / FILES)
         if head.version != 1:
             raise ImageUnavailable(f"the record has version {head.version}, this program reads version 1")
-        with layers.scratch() as scratch, _mounted(folder, scratch / "mnt") as root:
+        with layers.scratch() as scratch, _mounted(folder, scratch / MOUNT) as root:
             _Reader(root, findings, progress).read(records, manifest.entries)
     except ImageUnavailable as error:
         findings.add(FILES, error.detail)
