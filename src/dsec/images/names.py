@@ -41,30 +41,38 @@ class NameStore:
         self._layers = layers
         self._clock = clock
         # What a name's file said, while it is the same file: a lookup costs one stat.
-        self._seen: dict[str, tuple[int, int, NameRecord]] = {}
+        self._seen: dict[str, tuple[str, int, int, NameRecord]] = {}
 
     def record(self, name: str) -> NameRecord:
         """What `name` stands for; a layer's digest stands for itself. Raises NotFound and InvalidArgument."""
+        known = self._seen.get(name)
+        if known is not None:
+            try:
+                found = os.stat(known[0])
+            except FileNotFoundError:
+                del self._seen[name]
+            else:
+                if (found.st_ino, found.st_mtime_ns) == known[1:3]:
+                    return known[3]
         if name.startswith("sha256:"):
             self._layers.manifest(name)
             return NameRecord(name=name, digest=name)
+        return self._read(name)
+
+    def _read(self, name: str) -> NameRecord:
         path = self._path(name)
         try:
-            found = path.stat()
-            known = self._seen.get(name)
-            if known is not None and known[:2] == (found.st_ino, found.st_mtime_ns):
-                return known[2]
-            record = msgspec.json.decode(path.read_bytes(), type=NameRecord)
+            with path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                record = msgspec.json.decode(file.read(), type=NameRecord)
         except FileNotFoundError:
-            self._seen.pop(name, None)
-            raise NotFound(
-                f"no image or layer is named {name!a}; `dsec image list` shows the names", what="image"
-            ) from None
+            text = f"no image or layer is named {name!a}; `dsec image list` shows the names"
+            raise NotFound(text, what="image") from None
         except msgspec.DecodeError as error:
             raise ImageUnavailable(f"the record of {name!a} is damaged: {error}") from error
         if len(self._seen) >= 65_536:
             self._seen.clear()
-        self._seen[name] = (found.st_ino, found.st_mtime_ns, record)
+        self._seen[name] = (str(path), found.st_ino, found.st_mtime_ns, record)
         return record
 
     def resolve(self, name: str, kind: LayerKind) -> tuple[str, LayerManifest]:
