@@ -151,3 +151,11 @@ async def test_a_target_behind_a_link_of_the_image_stays_inside(
     assert set(os.listdir("/tmp")) - outside == set()
     await container.stop(cell.handle)
     container.pool.delete_volume("inside")
+
+
+async def test_sixteen_at_once(start: Starter, container: Container, tmp_path: Path) -> None:
+    cells = await asyncio.gather(*(start(f"n{number}") for number in range(16)))
+    told = await asyncio.gather(*(cell.shell("cat /proc/self/uid_map; echo x > /mine; ls /") for cell in cells))
+    assert len({text.split()[1] for text in told}) == 16
+    await asyncio.gather(*(container.stop(cell.handle) for cell in cells))
+    assert nothing_left(container, tmp_path, "n1")

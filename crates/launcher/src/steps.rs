@@ -193,3 +193,97 @@ pub fn steps(cell: &Cell, trees: &Trees, boot_fd: i32) -> Result<Vec<Step>> {
     });
     Ok(steps)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell() -> Cell {
+        Cell {
+            hostname: "h".into(),
+            base: 100_000,
+            agent_id: 165_536,
+            layers: vec!["/l".into()],
+            writable: "/w".into(),
+            extras: vec![Extra {
+                source: "/v".into(),
+                target: "/data/v".into(),
+                read_only: true,
+            }],
+            shm_bytes: 1 << 20,
+            stage_fd: 20,
+            user_fd: 21,
+            net_fd: 22,
+            ipc_fd: 23,
+            uts_fd: 24,
+            program_fd: 25,
+            null_fd: 26,
+            listener_fd: 27,
+            home_fd: 28,
+            work_fd: 29,
+            tasks_fds: vec![30, 31, 32],
+            agent_tasks_fds: vec![33],
+            filter: Vec::new(),
+            capabilities: 0,
+            no_new_privileges: false,
+        }
+    }
+
+    fn made() -> Vec<Step> {
+        let trees = Trees {
+            root: 40,
+            extras: vec![41],
+        };
+        steps(&cell(), &trees, 42).unwrap_or_default()
+    }
+
+    fn place(steps: &[Step], wanted: impl Fn(&Step) -> bool) -> usize {
+        steps.iter().position(wanted).unwrap_or(usize::MAX)
+    }
+
+    #[test]
+    fn power_is_given_up_after_everything_that_needs_it_and_descriptors_last() {
+        let steps = made();
+        let pivot = place(&steps, |s| matches!(s, Step::Pivot { .. }));
+        let cgroup = place(&steps, |s| matches!(s, Step::Unshare { flags } if *flags == NEW_CGROUP));
+        let become_nobody = place(&steps, |s| matches!(s, Step::Become { id: 165_536 }));
+        assert!(pivot < cgroup && cgroup < become_nobody);
+        assert_eq!(become_nobody + 2, steps.len());
+        assert!(matches!(steps.last(), Some(Step::Arrange { .. })));
+    }
+
+    #[test]
+    fn it_begins_on_the_stage_so_that_no_mount_of_the_host_is_copied() {
+        let steps = made();
+        assert!(matches!(steps[0], Step::Join { fd: Fd::Parent(20), kind } if kind == NEW_MOUNTS));
+        assert!(matches!(steps[1], Step::Unshare { flags } if flags == NEW_MOUNTS));
+    }
+
+    #[test]
+    fn aether_finds_its_descriptors_where_the_boot_record_says() {
+        let steps = made();
+        let Some(Step::Arrange { fds, program }) = steps.last() else {
+            panic!("no arrangement");
+        };
+        let at = |number: u32| fds.get(number as usize).copied();
+        assert_eq!(*program, Fd::Parent(25));
+        assert_eq!(at(3), Some(Fd::Parent(42)));
+        assert_eq!(at(number::LISTENER), Some(Fd::Parent(27)));
+        assert_eq!(at(number::USERNS), Some(Fd::Parent(21)));
+        assert_eq!(at(number::CGROUP), Some(Fd::Parent(29)));
+        assert_eq!(at(number::DEVPTS), Some(Fd::Slot(slot::PTS)));
+        assert_eq!(at(number::TASKS), Some(Fd::Parent(30)));
+        assert_eq!(fds.len(), 11);
+    }
+
+    #[test]
+    fn a_target_that_climbs_is_refused() {
+        let mut cell = cell();
+        cell.extras[0].target = "/data/../..".into();
+        let trees = Trees {
+            root: 40,
+            extras: vec![41],
+        };
+        assert_eq!(steps(&cell, &trees, 42).err().map(|e| e.errno), Some(libc::EINVAL));
+    }
+}
