@@ -20,6 +20,7 @@ from dsec.cluster.watcher import PollingWatcher
 from dsec.config import Config
 from dsec.edge.agent import UnixAgent
 from dsec.edge.backends.container import Container, ContainerOptions, ContainerSettings
+from dsec.edge.gauges import EdgeGauges, Gauge
 from dsec.edge.node import Foundation, Node
 from dsec.edge.routes import ROUTES
 from dsec.images.mounts import NodeImages
@@ -34,6 +35,13 @@ from dsec.ports.clock import Clock
 __all__ = ["AETHER", "Built", "clear", "node"]
 
 AETHER = Path(dsec.__file__).parent / "_bin/aether"
+
+
+def _gauges(container: Container) -> dict[str, Gauge]:
+    return {
+        "dsec_namespaces_ready": ("sets of namespaces that the next creates find ready", lambda: container.namespaces_ready),
+        "dsec_pool_free_bytes": ("bytes that the pool of writable layers still takes", container.pool.free),
+    }
 
 
 class Built(Struct, frozen=True):
@@ -58,7 +66,9 @@ def _images(config: Config, clock: Clock, container: Container) -> NodeImages:
 
 
 @asynccontextmanager
-async def _edge(config: Config, clock: Clock, id_key: bytes, iam: SqlIam) -> AsyncIterator[tuple[Node, NodeImages]]:
+async def _edge(
+    config: Config, clock: Clock, id_key: bytes, iam: SqlIam
+) -> AsyncIterator[tuple[Node, NodeImages, EdgeGauges]]:
     container = _container(config, clock)
     images = _images(config, clock, container)
     foundation = Foundation(
@@ -78,7 +88,7 @@ async def _edge(config: Config, clock: Clock, id_key: bytes, iam: SqlIam) -> Asy
                 edge = await stack.enter_async_context(Node(foundation, settings))
             except BackendFailure as error:
                 raise Unsupported(f"sandboxes cannot run here: {error.detail}") from error
-            yield edge, images
+            yield edge, images, EdgeGauges(edge.lifecycle, _gauges(container))
     finally:
         images.close()
 
@@ -95,7 +105,7 @@ async def node(config: Config, clock: Clock, keep_first_key: Callable[[str], Non
         iam = SqlIam(config.state / "iam.db", clock)
         stack.callback(iam.close)
         iam.open(keep_first_key)
-        edge, images = await stack.enter_async_context(_edge(config, clock, id_key, iam))
+        edge, images, gauges = await stack.enter_async_context(_edge(config, clock, id_key, iam))
         watcher = PollingWatcher([edge], clock, config.watcher)
         services = Services(
             iam=iam,
@@ -108,6 +118,7 @@ async def node(config: Config, clock: Clock, keep_first_key: Callable[[str], Non
             id_key=id_key,
         )
         app = ApiServer(services, config.apiserver, ROUTES, version("dsec"))
+        app.counts.registry.register(gauges)
         await watcher.refresh()
         await app.settlement.settle()
         async with asyncio.TaskGroup() as group:
@@ -129,5 +140,5 @@ async def clear(config: Config, clock: Clock) -> int:
         stack.callback(iam.close)
         # A first start that died before its key was kept is left for the next one to repeat.
         iam.open(lambda key: state.keep_credentials(Credentials(url="", api_key=key)))
-        edge, _ = await stack.enter_async_context(_edge(config, clock, state.id_key(clock), iam))
+        edge, _, _ = await stack.enter_async_context(_edge(config, clock, state.id_key(clock), iam))
         return len(await edge.stop_all())

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 from dsec.sync import DSecClient
@@ -48,6 +49,14 @@ class Site:
     def client(self) -> DSecClient:
         kept = json.loads((self.state / "credentials.json").read_text())
         return DSecClient(kept["url"], kept["api_key"])
+
+    def gauges(self) -> dict[str, float]:
+        """What /metrics says."""
+        kept = json.loads((self.state / "credentials.json").read_text())
+        request = urllib.request.Request(kept["url"] + "/metrics", headers={"authorization": f"Bearer {kept['api_key']}"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
     def left(self) -> list[str]:
         """Mounts, groups and processes of this state directory."""

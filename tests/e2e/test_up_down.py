@@ -22,6 +22,10 @@ def test_a_sandbox_outlives_a_killed_server_and_nothing_outlives_down(site: Site
         kept = box.start(["/bin/sleep", "1000"])
         box.files.write("/tmp/x", b"kept")
         sandbox_id, process_id = box.id, kept.id
+        gauges = site.gauges()
+        assert gauges['dsec_sandboxes{state="running"}'] == 1.0
+        assert gauges["dsec_pool_free_bytes"] > 0
+        assert gauges["dsec_exec_seconds_count"] == 1.0
     os.kill(site.pid(), signal.SIGKILL)
     site.up()
     with site.client() as client:

@@ -53,4 +53,7 @@ class Settlement:
         """Settle for ever, every `interval` seconds."""
         while True:
             await asyncio.sleep(interval)
-            await self.settle()
+            try:
+                await self.settle()
+            except Exception:  # noqa: BLE001 - one round's failure must not end the service
+                _log.exception("quota could not be settled; it is tried again in %g s", interval)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from dsec.model.errors import DSecError
 from dsec.model.settings import check_positive, setting
 from dsec.ports.clock import Clock
 from dsec.ports.cluster import Edge, EdgeStatus
@@ -64,8 +63,8 @@ class PollingWatcher:
         try:
             async with asyncio.timeout(self._settings.deadline):
                 status = await edge.status()
-        except (DSecError, TimeoutError, OSError) as error:
-            _log.warning("edge %d does not answer: %s", edge.number, error)
+        except Exception as error:  # noqa: BLE001 - whatever an edge does, the others are still watched
+            _log.warning("edge %d does not answer: %r", edge.number, error)
             last = self._seen.get(edge.number)
             if last is not None:
                 self._seen[edge.number] = structs.replace(last, healthy=False)

@@ -52,6 +52,11 @@ class NamespacePool:
         self._failure: KernelError | None = None
         self._thread: threading.Thread | None = None
 
+    @property
+    def ready(self) -> int:
+        """Sets made ahead and not taken yet."""
+        return len(self._ready)
+
     def open(self) -> None:
         """Starts filling."""
         self._closing = False

@@ -80,6 +80,12 @@ class Pool:
         """Removes a writable layer; done when it is not there."""
         _delete(self.cells, name)
 
+    def free(self) -> int:
+        """Bytes that can still be written."""
+        with kernel_op("statvfs", str(self.root)):
+            found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize
+
     def exists(self, name: str) -> bool:
         return (self.cells / name).is_dir()
 

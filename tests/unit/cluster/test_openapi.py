@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dsec.edge.routes import ROUTES as EDGE_ROUTES
 from openapi_spec_validator import validate
 
 from dsec.cluster.routes import ROUTES
+from dsec.edge.routes import ROUTES as EDGE_ROUTES
 from dsec.rules.access import PERMISSIONS
 from unit.cluster.fakes import FakeEdge, platform
 

@@ -2,10 +2,15 @@
 
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
+from dsec import wiring
 from dsec.cluster.apiserver import ApiServerSettings
+from dsec.edge.agent import UnixAgent
+from dsec.edge.backends.container import Container, ContainerSettings
+from dsec.edge.gauges import EdgeGauges
 from dsec.rules.access import PERMISSIONS
-from unit.cluster.fakes import FakeEdge, Platform
+from unit.cluster.fakes import FakeEdge, Platform, RealClock
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "docs/operations.md").read_text()
@@ -17,8 +22,11 @@ def test_permissions() -> None:
 
 
 async def test_metrics(tmp_path: Path) -> None:
+    container = Container(ContainerSettings(state=tmp_path, program=tmp_path, filter=b""), RealClock(), UnixAgent)
     world = Platform(tmp_path, [FakeEdge(1)], ApiServerSettings())
     await world.watcher.refresh()
+    readings = {name: (meaning, lambda: 0.0) for name, (meaning, _) in wiring._gauges(container).items()}
+    world.app.counts.registry.register(EdgeGauges(Mock(residents={}), readings))
     served = set(re.findall(r"^# TYPE (dsec_\w+) ", world.app.counts.text().decode(), re.MULTILINE))
     world.iam.close()
     assert served == set(re.findall(r"dsec_\w+", TEXT))

@@ -112,6 +112,11 @@ class Container:
         return self._pool
 
     @property
+    def namespaces_ready(self) -> int:
+        """Sets of namespaces that the next creates find ready."""
+        return self._namespaces.ready
+
+    @property
     def offers(self) -> Capabilities:
         later = "not built yet for containers"
         return Capabilities(
