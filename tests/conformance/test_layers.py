@@ -300,3 +300,47 @@ async def test_a_state_directory_with_a_long_path(tmp_path: Path) -> None:
     node.close()
     with pytest.raises(ImageUnavailable, match="comma"):
         images(Shelf(tmp_path / "with,comma"))
+
+
+def packages() -> list[str]:
+    """Thirty installed Debian packages of many kinds: by name, every n-th of those that hold more than folders."""
+    if shutil.which("dpkg-query") is None:
+        return []
+    listed = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${Package} ${Installed-Size}\n"], check=True, capture_output=True, text=True
+    )
+    rows = (line.split() for line in listed.stdout.splitlines())
+    names = sorted(row[0] for row in rows if len(row) == 2 and 100 < int(row[1]) < 20_000)
+    return names[:: max(1, len(names) // 30)][:30]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(packages()) < 30, reason="needs 30 Debian packages")
+def test_thirty_images_of_real_packages(shelf: Shelf, tmp_path: Path) -> None:
+    for package in packages():
+        listed = subprocess.run(["dpkg-query", "-L", package], check=True, capture_output=True, text=True).stdout
+        paths = [line for line in listed.splitlines() if os.path.lexists(line) and line != "/."]
+        (tmp_path / "list").write_text("\n".join(path.lstrip("/") for path in paths))
+        tarball = tmp_path / "package.tar"
+        command = [
+            "tar",
+            "-C",
+            "/",
+            "--no-recursion",
+            "--xattrs",
+            "--format=posix",
+            "-T",
+            tmp_path / "list",
+            "-cf",
+            tarball,
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+        record = shelf.import_image(package, tarball)
+        checked(shelf, record.digest)
+        with mounted(shelf, record.digest, tmp_path / "m") as m:
+            for path in paths:
+                there = m / path.lstrip("/")
+                if os.path.isfile(path) and not os.path.islink(path):
+                    assert there.read_bytes() == Path(path).read_bytes(), path
+                    assert os.lstat(there).st_mtime_ns == os.lstat(path).st_mtime_ns
+        shelf.names.remove(package)

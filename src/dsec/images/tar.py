@@ -244,7 +244,13 @@ class TarInput:
         at, data = place
         fields = extended.fields
         if flag == b"S":
-            content = self._sparse(_gnu_map(self._file, header, at), _number(header[483:495], at), size, data, at)
+            content = self._sparse(
+                _gnu_map(self._file, header, at, self._config.sparse_pieces),
+                _number(header[483:495], at),
+                size,
+                data,
+                at,
+            )
         elif fields.get(b"GNU.sparse.major") == b"1":
             pieces, skipped = self._map_in_data(data, size, at)
             real = _decimal(fields.get(b"GNU.sparse.realsize", b""), at, 1 << 62)
@@ -340,7 +346,7 @@ def _pax(payload: bytes, at: int) -> _Records:
     return records
 
 
-def _gnu_map(file: BinaryIO, header: bytes, at: int) -> list[tuple[int, int]]:
+def _gnu_map(file: BinaryIO, header: bytes, at: int, limit: int) -> list[tuple[int, int]]:
     """The map of an old GNU sparse file: 4 pairs in the header, 21 in each block that follows it."""
     pieces, block, first, count, more = [], header, 386, 4, header[482]
     position = at + _BLOCK
@@ -352,6 +358,8 @@ def _gnu_map(file: BinaryIO, header: bytes, at: int) -> list[tuple[int, int]]:
             pieces.append((_number(raw[:12], at), _number(raw[12:], at)))
         if not more:
             return pieces
+        if len(pieces) > limit:
+            raise _damaged("a sparse file's map is too long", at)
         file.seek(position)
         block, first, count = file.read(_BLOCK), 0, 21
         position, more = position + _BLOCK, block[504]
