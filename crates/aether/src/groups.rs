@@ -15,6 +15,8 @@ const SWEEP: usize = 64;
 pub struct Group {
     name: String,
     directory: OwnedFd,
+    /// cgroup.kill was written: the kernel then kills whatever is cloned into it later too (seen, 6.18), so it is not used again.
+    killed: Cell<bool>,
 }
 
 pub struct Groups {
@@ -56,6 +58,7 @@ impl Group {
 
     /// Ends every process of it, and those that they are about to make.
     pub fn kill(&self) -> io::Result<()> {
+        self.killed.set(true);
         self.write("cgroup.kill", "1")
     }
 
@@ -103,7 +106,11 @@ impl Groups {
         rustix::fs::mkdirat(&self.parent, &name, Mode::from_raw_mode(0o755))?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match rustix::fs::openat(&self.parent, &name, flags, Mode::empty()) {
-            Ok(directory) => Ok(Some(Group { name, directory })),
+            Ok(directory) => Ok(Some(Group {
+                name,
+                directory,
+                killed: Cell::new(false),
+            })),
             Err(error) => {
                 self.remove(&name);
                 Err(error.into())
@@ -115,7 +122,7 @@ impl Groups {
     pub fn release(&self, group: Group) {
         if !group.is_empty() {
             self.lingering.borrow_mut().push(group);
-        } else if self.spare.borrow().is_none() {
+        } else if !group.killed.get() && self.spare.borrow().is_none() {
             self.spare.replace(Some(group));
         } else {
             self.remove(&group.name);
