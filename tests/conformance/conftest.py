@@ -1,5 +1,6 @@
 """A real node for the whole session, its images, and a client; through the HTTP API and the SDK, as users come in."""
 
+import asyncio
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -49,11 +50,19 @@ def import_images(node: Node, work: Path) -> None:
     shutil.rmtree(layout)
 
 
+async def _warm(node: Node) -> None:
+    """What the node makes once, at first use of an image, is the session's and not a test's."""
+    async with dsec.DSecClient(url=node.url, api_key=node.api_key) as client:
+        for image in ("box:1", "full:1"):
+            await (await client.run_container(dsec.DSecContainerRunArgs(container_image=image))).stop()
+
+
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     work = tmp_path_factory.mktemp("c")
     with Node(work / "s") as found:
         import_images(found, work)
+        asyncio.run(_warm(found))
         yield found
 
 
