@@ -86,7 +86,7 @@ async def test_re4_a_fork_storm_stays_inside(boxes: Boxes) -> None:
     assert await latency() < 2.0
     assert (await wild.metrics()).pids <= 64
     result = await storm
-    assert result.outcome == "timeout"
+    assert result.outcome in ("timeout", "pids_limit")
 
     async def calmed() -> bool:
         return (await wild.metrics()).pids <= 2

@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dsec.edge.journal import Journal, Row
+from dsec.edge.operations import fingerprint_of
 from dsec.edge.resident import Resident, lost_error, view_of_row
 from dsec.edge.tasks import TaskSet
 from dsec.edge.timers import Timers
@@ -32,7 +31,6 @@ from dsec.rules.admit import MIB, Committed, Room, admit, check, memory_of
 __all__ = ["Lifecycle", "LifecycleSettings", "Parts", "plan_of"]
 
 _log = logging.getLogger("dsec.edge")
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ class Lifecycle:
         which the same request may come again. Nothing is left of one that raises."""
         began = self._on.clock.monotonic()
         check(spec)
-        fingerprint = blake2b(_encode(spec), digest_size=16).digest()
+        fingerprint = fingerprint_of(spec)
         known = self._known(project, request_id, fingerprint)
         if isinstance(known, SandboxView):
             return known

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from dsec.edge.flight import Flight
 from dsec.edge.journal import Journal
@@ -60,8 +60,16 @@ _recorded = msgspec.msgpack.Decoder(_Recorded)
 
 
 def fingerprint_of(*values: Any) -> bytes:
-    """What makes two requests the same: a digest of their parameters."""
-    return blake2b(_encode(values), digest_size=16).digest()
+    """What makes two requests the same: a digest of their parameters, whether a default was written out or left out."""
+    plain = [_plain(value) for value in values]
+    return blake2b(_encode(plain), digest_size=16).digest()
+
+
+def _plain(value: Any) -> Any:
+    """A record as all its values: encoded as it is, it would leave out defaults that are the very object of its class."""
+    if not isinstance(value, Struct):
+        return value
+    return [type(value).__name__, *("" if part is UNSET else part for part in msgspec.structs.astuple(value))]
 
 
 class Operations:

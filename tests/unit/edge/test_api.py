@@ -156,6 +156,9 @@ async def test_a_request_id_runs_once(rig: Rig) -> None:
     for body in ({"argv": ["count", "other"]}, {"argv": ["count"], "timeout": 5}):
         answer = await rig.call(view, "POST", "/exec", json=body, headers={"Idempotency-Key": "k/1 x"})
         assert (answer.status, answer.json()["code"]) == (409, "conflict")
+    for same in ({"argv": ["count"], "output_limit": 1 << 20, "timeout": None}, {"argv": ["count"], "env": {}, "stdin": ""}):
+        repeat = await rig.call(view, "POST", "/exec", json=same, headers={"Idempotency-Key": "k/1 x"})
+        assert result(repeat).stdout == b"1", "a default written out is the same request"
     rig.clock.advance(3599.0)
     assert (await rig.exec(view, "count", key="k/1 x")).status in (200, 410)
 
