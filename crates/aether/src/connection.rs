@@ -172,7 +172,7 @@ async fn write_stdin(aether: &Rc<Aether>, channel: &mut Channel, request: &Write
 async fn forget(aether: &Rc<Aether>, id: &str) -> Result<(), Failure> {
     let process = aether.processes.get(id)?;
     process.kill();
-    process.exit.wait().await;
+    process.gone().await;
     if process.keep {
         // Its background task takes the last output first.
         while process.ended.borrow().is_none() {
@@ -183,6 +183,7 @@ async fn forget(aether: &Rc<Aether>, id: &str) -> Result<(), Failure> {
             changed.await;
         }
     }
+    aether.let_go(&process);
     aether.processes.remove(id);
     Ok(())
 }

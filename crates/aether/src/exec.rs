@@ -34,7 +34,7 @@ pub async fn exec(aether: &Rc<Aether>, channel: &mut Channel, request: ExecReque
         }
         return follow(&process, channel, [0, 0], request.stream).await;
     }
-    let place = aether.processes.place()?;
+    let place = aether.processes.place(&aether.groups)?;
     let (process, ends, start) = begin(aether, &request).await?;
     aether.processes.insert(process.clone());
     drop(place);
@@ -287,7 +287,11 @@ async fn foreground(
                 timed_out = true;
                 process.kill();
                 tokio::select! {
-                    result = &mut running => result,
+                    result = async {
+                        let end = running.await;
+                        process.gone().await;
+                        end
+                    } => result,
                     () = &mut feeding => Err(Stop::Closed),
                 }
             }
@@ -300,11 +304,12 @@ async fn foreground(
         Ok(end) => Ok(*end),
         Err(_) => pump.death().await,
     };
-    aether.processes.remove(&process.id);
     let ended = match &end {
         Ok(end) => process.outcome(*end, timed_out),
         Err(_) => process.outcome(End::Killed(libc::SIGKILL), timed_out),
     };
+    // Its totals are read above: they go with the record.
+    aether.processes.remove(&process.id);
     aether.finish(&process, ended.clone()).await;
     if let Err(stop) = result {
         writer.forget();
@@ -324,7 +329,9 @@ async fn background(mut pump: Pump, timeout: Option<Duration>) {
             () = limit(timeout) => {
                 timed_out = true;
                 process.kill();
-                running.await
+                let end = running.await;
+                process.gone().await;
+                end
             }
         }
     };

@@ -76,7 +76,7 @@ impl Group {
             .collect())
     }
 
-    fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.read("cgroup.events")
             .is_ok_and(|text| text.windows(11).any(|part| part == b"populated 0"))
     }

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dsec_proto::{EndedReply, ProcessInfo, PtySize};
 use dsec_sys::End;
@@ -12,7 +12,7 @@ use rustix::termios::Winsize;
 use tokio::sync::{Mutex, Notify};
 
 use crate::failure::Failure;
-use crate::groups::Group;
+use crate::groups::{Group, Groups};
 use crate::reaper::Exit;
 use crate::ring::Ring;
 use crate::stream::Stream;
@@ -24,6 +24,9 @@ const MOST_RECORDS: usize = 1024;
 const MOST_KEPT: usize = 64 * 1024 * 1024;
 /// Bytes kept of one stream, whatever is asked.
 const MOST_KEPT_OF_STREAM: u64 = 16 * 1024 * 1024;
+
+/// Milliseconds that killed processes are waited for; they run nothing of their own any more.
+const SETTLE: u32 = 200;
 
 pub struct Process {
     pub id: String,
@@ -61,6 +64,17 @@ impl Process {
         self.output[stream].borrow().total()
     }
 
+    /// Waits until what was killed is gone, leader and all.
+    pub async fn gone(&self) {
+        self.exit.wait().await;
+        for _ in 0..SETTLE {
+            if self.group.borrow().as_ref().is_none_or(Group::is_empty) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
     /// Ends the command and all that it started.
     pub fn kill(&self) {
         if let Some(group) = self.group.borrow().as_ref() {
@@ -79,6 +93,9 @@ impl Process {
         let Some(group) = group.as_ref() else {
             return Err(Failure::missing("process", "the process has ended"));
         };
+        if !tree && self.exit.get().is_some() {
+            return Err(Failure::missing("process", "the process has ended"));
+        }
         if !tree {
             return dsec_sys::kill(self.pid, number).map_err(|_| Failure::missing("process", "the process has ended"));
         }
@@ -150,16 +167,17 @@ impl Drop for Place<'_> {
 
 impl Processes {
     /// A place for one more record, the oldest ended one giving way.
-    pub fn place(&self) -> Result<Place<'_>, Failure> {
+    pub fn place(&self, groups: &Groups) -> Result<Place<'_>, Failure> {
         if self.records.borrow().len() + self.starting.get() >= MOST_RECORDS {
             let records = self.records.borrow();
             let ended = records.values().filter(|process| process.ended.borrow().is_some());
             let oldest = ended.min_by_key(|process| process.started).cloned();
             drop(records);
-            match oldest {
-                Some(process) => self.remove(&process.id),
-                None => return Err(Failure::limit("processes")),
-            };
+            let Some(process) = oldest else { return Err(Failure::limit("processes")) };
+            self.remove(&process.id);
+            if let Some(group) = process.group.take() {
+                groups.release(group);
+            }
         }
         self.starting.set(self.starting.get() + 1);
         Ok(Place(self))
@@ -211,12 +229,19 @@ impl Processes {
 }
 
 impl Aether {
-    /// To be called once, when the leader has ended and its output is taken.
+    /// Gives the command's cgroup back.
+    pub fn let_go(&self, process: &Process) {
+        if let Some(group) = process.group.take() {
+            self.groups.release(group);
+        }
+    }
+
+    /// To be called once, when the leader has ended and its output is taken. What a kept command left running stays its own.
     pub async fn finish(&self, process: &Process, ended: EndedReply) {
         process.ended.replace(Some(ended));
-        let group = process.group.take();
-        if let Some(group) = group {
-            self.groups.release(group);
+        let holds = process.group.borrow().as_ref().is_some_and(|group| process.keep && !group.is_empty());
+        if !holds {
+            self.let_go(process);
         }
         process.changed.notify_waiters();
         // A writer that waits on the pipe sees its end as soon as the last reader is gone.

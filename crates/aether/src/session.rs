@@ -9,7 +9,7 @@ use std::time::Duration;
 use dsec_chronus::{Chronus, Event, Shell};
 use dsec_proto::{OpenSessionRequest, Reply, SessionInfo, SessionReply};
 use dsec_sys::Streams;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, Notify};
 
 use crate::channel::Channel;
 use crate::command::{pipe, watched, Child, Prepared, Spec};
@@ -25,6 +25,8 @@ use crate::Aether;
 const MOST_SESSIONS: usize = 64;
 /// A shell that is not ready by then is none.
 const START: Duration = Duration::from_secs(10);
+/// Milliseconds that the processes of an ended session are waited for.
+const SETTLE: u32 = 200;
 /// Bytes kept, a stream, of what comes between two commands.
 const BETWEEN: usize = 64 * 1024;
 
@@ -37,6 +39,8 @@ pub struct Session {
     pub exit: Rc<Exit>,
     pub group: RefCell<Option<Group>>,
     pub chronus: RefCell<Chronus>,
+    /// Told when the record is gone.
+    buried: Notify,
     /// None while a command runs: the command's connection has them.
     rest: RefCell<Option<Resting>>,
     busy: Cell<bool>,
@@ -241,6 +245,7 @@ async fn begin(aether: &Rc<Aether>, request: &OpenSessionRequest) -> Result<Rc<S
         exit,
         group: Some(group).into(),
         chronus: chronus.into(),
+        buried: Notify::new(),
         rest: Some(rest(pipes)).into(),
         busy: Cell::new(false),
     }))
@@ -277,22 +282,29 @@ async fn bury(aether: Rc<Aether>, session: Rc<Session>) {
     session.exit.wait().await;
     session.kill();
     session.chronus.borrow_mut().end();
+    // They run nothing of their own any more; their group is empty when the kernel is done with them.
+    for _ in 0..SETTLE {
+        if session.group.borrow().as_ref().is_none_or(Group::is_empty) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     let mut open = aether.sessions.open.borrow_mut();
     open.remove(&session.id);
     if open.is_empty() {
         open.shrink_to_fit();
     }
-    let group = session.group.take();
-    if let Some(group) = group {
+    drop(open);
+    if let Some(group) = session.group.take() {
         aether.groups.release(group);
     }
+    session.buried.notify_waiters();
 }
 
 pub async fn close(aether: &Rc<Aether>, id: &str) -> Result<(), Failure> {
     let session = aether.sessions.get(id)?;
+    let buried = session.buried.notified();
     session.kill();
-    session.exit.wait().await;
-    // The record goes in `bury`, in the same turn of the event loop or the next.
-    tokio::task::yield_now().await;
+    buried.await;
     Ok(())
 }
