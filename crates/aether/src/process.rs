@@ -173,7 +173,9 @@ impl Processes {
             let ended = records.values().filter(|process| process.ended.borrow().is_some());
             let oldest = ended.min_by_key(|process| process.started).cloned();
             drop(records);
-            let Some(process) = oldest else { return Err(Failure::limit("processes")) };
+            let Some(process) = oldest else {
+                return Err(Failure::limit("processes"));
+            };
             self.remove(&process.id);
             if let Some(group) = process.group.take() {
                 groups.release(group);
@@ -239,7 +241,11 @@ impl Aether {
     /// To be called once, when the leader has ended and its output is taken. What a kept command left running stays its own.
     pub async fn finish(&self, process: &Process, ended: EndedReply) {
         process.ended.replace(Some(ended));
-        let holds = process.group.borrow().as_ref().is_some_and(|group| process.keep && !group.is_empty());
+        let holds = process
+            .group
+            .borrow()
+            .as_ref()
+            .is_some_and(|group| process.keep && !group.is_empty());
         if !holds {
             self.let_go(process);
         }
