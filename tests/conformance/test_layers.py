@@ -237,6 +237,8 @@ async def test_layers_are_mounted_once_held_and_let_go(shelf: Shelf, tmp_path: P
     node = images(shelf, idle_mounts=0)
     composition = node.compose("base", None, ["t@1"])
     one = await node.mounts(composition, "s1")
+    # An image's set-uid files are out of reach of the host's other users.
+    assert stat.S_IMODE((shelf.state / "mnt").stat().st_mode) == 0o700
     two = await node.mounts(composition, "s2")
     assert one == two and len(mounted_below(shelf.state / "mnt")) == 2
     assert (Path(one[0].source) / "f").read_bytes() == b"base" * 3000
@@ -250,8 +252,10 @@ async def test_layers_are_mounted_once_held_and_let_go(shelf: Shelf, tmp_path: P
     assert len(mounted_below(shelf.state / "mnt")) == 2
     assert await after.mounts(composition, "s2") == two
     await after.release("s2")
+    # Somebody else has unmounted one: that is nothing to fail for.
+    umount(two[0].source)
     await after.release("s2")
-    assert len(mounted_below(shelf.state / "mnt")) == 2
+    assert len(mounted_below(shelf.state / "mnt")) == 1
     after.close()
     assert mounted_below(shelf.state / "mnt") == []
 

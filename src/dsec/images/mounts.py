@@ -81,7 +81,9 @@ class NodeImages:
         """Takes over what is mounted from before, and removes what a killed import left. Raises ImageUnavailable when the state directory's path cannot be used."""
         if "," in str(self._folder):
             raise ImageUnavailable(f"layers cannot be mounted below {self._folder}: mount options end at a comma")
-        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # Set-uid files of an image are root's on the host: only root may reach them.
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.chmod(0o700)
         self._layers.clean()
         for place in mounted_below(self._folder):
             digest = f"sha256:{place.name}"
@@ -205,7 +207,8 @@ class NodeImages:
     def _unmount(self, place: Path) -> None:
         try:
             # Lazily: a mount that another process looks into just now goes with its last user.
-            umount(str(place), lazy=True)
+            if os.path.ismount(place):
+                umount(str(place), lazy=True)
             place.rmdir()
         except (KernelError, OSError) as error:
             raise ImageUnavailable(f"{place} cannot be unmounted: {error}") from error

@@ -39,6 +39,7 @@ class LayerStore:
     """The layers below the state directory `state`. Safe to use from several processes at once."""
 
     def __init__(self, state: Path, clock: Clock) -> None:
+        self._state = state
         self._layers = state / "layers"
         self._tmp = state / "tmp"
         self._clock = clock
@@ -84,12 +85,12 @@ class LayerStore:
 
     def naming(self) -> AbstractContextManager[None]:
         """While this is held, `collecting` waits: a layer is published, or found, and gets its name."""
-        self._layers.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._make(self._layers)
         return _locked(self._layers / _LOCK, fcntl.LOCK_SH)
 
     def collecting(self) -> AbstractContextManager[None]:
         """While this is held, no layer gets a name."""
-        self._layers.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._make(self._layers)
         return _locked(self._layers / _LOCK, fcntl.LOCK_EX)
 
     def remove(self, digest: str) -> None:
@@ -104,7 +105,7 @@ class LayerStore:
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """A new folder of this process's own below STATE/tmp, removed at the end; removes folders of dead processes too."""
-        self._tmp.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make(self._tmp)
         with _locked(self._tmp / _LOCK):
             self._clean()
             folder = self._tmp / f"{_PREFIX}{self._clock.random(8).hex()}"
@@ -167,7 +168,6 @@ class LayerStore:
             file.write(raw)
             _sync(file)
         _sync_directory(made)
-        self._layers.mkdir(mode=0o755, parents=True, exist_ok=True)
         target = self.directory(digest)
         if not target.exists():
             try:
@@ -181,9 +181,14 @@ class LayerStore:
 
     def clean(self) -> None:
         """Removes what dead processes left below STATE/tmp."""
-        self._tmp.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make(self._tmp)
         with _locked(self._tmp / _LOCK):
             self._clean()
+
+    def _make(self, folder: Path) -> None:
+        # Nobody but root looks in: images hold set-uid files of root, and their mounts are below too.
+        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
     def _clean(self) -> None:
         for entry in os.scandir(self._tmp):
