@@ -223,6 +223,9 @@ impl Run<'_> {
     async fn interrupt(&mut self) -> bool {
         let (session, pipes) = (self.session, self.pipes);
         let Ok(nonce) = nonce() else { return false };
+        if !self.begun().await {
+            return session.exit.get().is_none() && !session.chronus.borrow().is_busy();
+        }
         let script = session.chronus.borrow_mut().interrupt(&nonce);
         let signal = session.chronus.borrow().shell().interrupt_signal();
         let Some(script) = script else { return false };
@@ -249,6 +252,26 @@ impl Run<'_> {
                 },
             }
         }
+    }
+
+    /// Waits until the shell is in its command. False: it is through with it already, or gone.
+    async fn begun(&mut self) -> bool {
+        let mut status = [0; 512];
+        while !self.session.chronus.borrow().can_interrupt() {
+            if !self.session.chronus.borrow().is_busy() {
+                return false;
+            }
+            tokio::select! {
+                _ = self.session.exit.wait() => return false,
+                size = self.pipes.status.read(&mut status) => match size {
+                    Ok(size @ 1..) => {
+                        self.session.chronus.borrow_mut().feed(&status[..size]);
+                    }
+                    _ => return false,
+                },
+            }
+        }
+        true
     }
 
     /// Stops the session, then kills all of it but the shell; the shell, stopped, cannot go on to a next step meanwhile.

@@ -59,6 +59,8 @@ impl Shell {
 /// What became known from the status descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
+    /// The shell has read the whole command and begins with it; before that an interrupt would tear its script.
+    Begun,
     /// The shell has started, or is back after an interrupt; what it printed until now is its own.
     Ready,
     /// The command ended with this status.
@@ -79,6 +81,7 @@ pub enum Refused {
 enum State {
     Starting(String),
     Idle,
+    Sent(String),
     Running(String),
     Interrupted(String),
     Ended,
@@ -140,20 +143,31 @@ impl Chronus {
         if command.contains('\0') {
             return Err(Refused::Nul);
         }
-        let mut script = String::with_capacity(command.len() + 128);
+        let mut script = String::with_capacity(command.len() + 256);
+        // One compound command, so that the shell reads all of it before it reports that it begins.
+        let _ = write!(
+            script,
+            "{{ command printf '{nonce} begun\\n' >&{}; ",
+            self.status_descriptor
+        );
         if self.last_status != 0 {
             // Our own report set $? to 0; the next command sees the status of the one before it.
-            let _ = writeln!(script, "(exit {})", self.last_status);
+            let _ = write!(script, "(exit {}); ", self.last_status);
         }
+        let quoted = quote(command);
         let _ = writeln!(
             script,
-            "command eval {} </dev/null {}>&-",
-            quote(command),
+            "command eval {quoted} </dev/null {}>&-; }}",
             self.status_descriptor
         );
         script.push_str(&report(self.status_descriptor, nonce));
-        self.state = State::Running(nonce.to_owned());
+        self.state = State::Sent(nonce.to_owned());
         Ok(script.into_bytes())
+    }
+
+    /// Whether the shell is in a command that `interrupt` can make it drop.
+    pub fn can_interrupt(&self) -> bool {
+        matches!(self.state, State::Running(_))
     }
 
     /// Give the running command up: the caller sends `interrupt_signal` to the shell and writes this; `Event::Ready` follows
@@ -188,6 +202,13 @@ impl Chronus {
 
     fn judge(&mut self, line: &[u8]) -> Option<Event> {
         let (nonce, status) = std::str::from_utf8(line).ok()?.split_once(' ')?;
+        if status == "begun" {
+            if !matches!(&self.state, State::Sent(expected) if expected == nonce) {
+                return None;
+            }
+            self.state = State::Running(nonce.to_owned());
+            return Some(Event::Begun);
+        }
         let status: i32 = status.parse().ok()?;
         let event = match &self.state {
             State::Starting(expected) if expected == nonce => Event::Ready,

@@ -1,5 +1,5 @@
 //! The state machine against the shells themselves: state is kept, the end of a command is exact, nothing can forge it.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::incompatible_msrv)]
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -7,6 +7,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use dsec_chronus::{Chronus, Event, Refused, Shell};
+
+static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 struct Session {
     chronus: Chronus,
@@ -23,15 +25,18 @@ fn open(program: &str, arguments: &[&str]) -> Option<Session> {
     let (status, status_writer) = std::io::pipe().unwrap();
     let (output, output_writer) = std::io::pipe().unwrap();
     // `sh` puts the pipe in the place that the session expects, then becomes the shell under test.
-    let number = status_writer.as_raw_fd();
     let mut words = vec![program.to_owned()];
     words.extend(arguments.iter().map(|&word| word.to_owned()));
     words.extend(shell.argv(program).into_iter().skip(1));
+    // What one test is about to pass on must not reach the shell of another.
+    let turn = TURN.lock().unwrap();
+    let inherited = rustix_dup(&status_writer);
+    let number = inherited.as_raw_fd();
+    let close = "9>&- 10>&- 11>&- 12>&- 251>&-";
     let line = format!(
-        "exec {} {descriptor}>&{number} {number}>&- 9>&- 10>&- 11>&- 12>&- 251>&-",
+        "exec {descriptor}>&{number} {number}>&-; exec {} {close}",
         words.join(" ")
     );
-    let inherited = rustix_dup(&status_writer);
     let mut child = Command::new("bash")
         .args([
             "-c",
@@ -44,6 +49,7 @@ fn open(program: &str, arguments: &[&str]) -> Option<Session> {
         .ok()?;
     drop(status_writer);
     drop(inherited);
+    drop(turn);
     let script = child.stdin.take().unwrap();
     let (chronus, first) = Chronus::start(shell, descriptor, "start");
     let mut session = Session {
@@ -72,8 +78,9 @@ impl Session {
             if size == 0 {
                 return None;
             }
-            if let Some(event) = self.chronus.feed(&bytes[..size]) {
-                return Some(event);
+            match self.chronus.feed(&bytes[..size]) {
+                None | Some(Event::Begun) => {}
+                Some(event) => return Some(event),
             }
         }
     }
@@ -160,7 +167,12 @@ fn an_interrupt_drops_the_whole_command_and_keeps_the_shell() {
         ] {
             let script = session.chronus.run(command, "long").unwrap();
             session.script.write_all(&script).unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(150));
+            while !session.chronus.can_interrupt() {
+                let mut bytes = [0; 64];
+                let size = session.status.read(&mut bytes).unwrap();
+                session.chronus.feed(&bytes[..size]);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
             let pid = session.child.id();
             let sync = session.chronus.interrupt("back").unwrap();
             session.script.write_all(&sync).unwrap();
@@ -211,6 +223,8 @@ fn forged_status_lines_are_ignored() {
     let mut long = vec![b'z'; 1 << 20];
     long.extend_from_slice(b"b1 0\n");
     assert_eq!(chronus.feed(&long), None);
-    assert_eq!(chronus.feed(b"a1 0\nb1 5\n"), Some(Event::Finished(5)));
+    assert_eq!(chronus.feed(b"a1 begun\nb1 5\n"), None);
+    assert_eq!(chronus.feed(b"b1 begun\n"), Some(Event::Begun));
+    assert_eq!(chronus.feed(b"b1 begun\na1 0\nb1 5\n"), Some(Event::Finished(5)));
     assert!(!chronus.is_busy());
 }
