@@ -1,5 +1,7 @@
 """The edge's HTTP API: handlers of the sandbox itself, and the application of all the edge's routes."""
 
+from msgspec.structs import replace
+
 from dsec.edge.door import Door, guard
 from dsec.edge.execution import Execution
 from dsec.edge.files import Files
@@ -8,6 +10,7 @@ from dsec.edge.lifecycle import Lifecycle
 from dsec.edge.operations import Operations, fingerprint_of
 from dsec.edge.ports import PortProxy
 from dsec.edge.processes import Processes
+from dsec.edge.resident import Resident
 from dsec.edge.routes import (
     FILE_ROUTES,
     PORT_ROUTES,
@@ -73,7 +76,13 @@ class SandboxHandlers:
         usage = await self._execution.usage(resident)
         if usage is None:
             raise resident.lost("the sandbox cannot be measured")
-        return usage
+        return replace(usage, image_bytes_read=self._image_bytes(resident)) if usage.image_bytes_read is None else usage
+
+    def _image_bytes(self, resident: Resident) -> int | None:
+        """Bytes of its layers that the node holds in memory by now, other sandboxes' reads counted too; None if it cannot say."""
+        read = [self._images.bytes_read(digest) for digest in resident.row.composition.layers]
+        known = [count for count in read if count is not None]
+        return sum(known) if len(known) == len(read) else None
 
     async def sandbox_events(self, call: Call[None, None]) -> list[SandboxEvent]:
         return self._journal.story(self._door.view(call).id, _STORY_MAX)
