@@ -5,7 +5,6 @@ import asyncio
 import hashlib
 import json
 import os
-import signal
 import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import WSMsgType, web
 
+from apijobs import Job
 from dsec.model.errors import BY_CODE
 from dsec.model.outcome import ExecResult, Outcome
 from dsec.model.spec import Batch, SandboxSpec
@@ -23,7 +23,6 @@ from dsec.model.views import (
     FileView,
     Page,
     Problem,
-    ProcessView,
     SandboxState,
     SandboxView,
     SessionRequest,
@@ -69,61 +68,6 @@ class Faults:
         self.wrong_hash = False
 
 
-class Job:
-    """A started process and its recorded output."""
-
-    def __init__(self, request: ExecRequest, process_id: str) -> None:
-        self.id = process_id
-        self.request = request
-        self.output = {1: bytearray(), 2: bytearray()}
-        self.changed = asyncio.Condition()
-        self.process: asyncio.subprocess.Process
-        self.returncode: int | None = None
-
-    async def run(self) -> None:
-        argv = self.request.argv or ("/bin/sh", "-c", self.request.shell or "")
-        pipe = asyncio.subprocess.PIPE
-        self.process = await asyncio.create_subprocess_exec(
-            *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        )
-        if self.request.stdin:
-            self.process.stdin.write(self.request.stdin)
-        if not self.request.keep_stdin and self.request.pty is None:
-            self.process.stdin.close()
-
-    async def follow(self) -> None:
-        async def copy(kind: int, source: asyncio.StreamReader) -> None:
-            while piece := await source.read(1 << 16):
-                self.output[kind] += piece
-                await self.tell()
-
-        await asyncio.gather(copy(1, self.process.stdout), copy(2, self.process.stderr))
-        self.returncode = await self.process.wait()
-        await self.tell()
-
-    async def tell(self) -> None:
-        async with self.changed:
-            self.changed.notify_all()
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        try:
-            os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            return
-
-    def view(self) -> ProcessView:
-        code = self.returncode
-        ended = {} if code is None else {
-            "outcome": Outcome.EXITED if code >= 0 else Outcome.SIGNALLED,
-            "exit_code": code if code >= 0 else None,
-            "signal": -code if code < 0 else None,
-        }  # fmt: skip
-        return ProcessView(
-            id=self.id, argv=self.request.argv, pid=self.process.pid, running=code is None, started=1.0,
-            stdout_bytes_total=len(self.output[1]), stderr_bytes_total=len(self.output[2]), **ended,
-        )  # fmt: skip
-
-
 class Server:
     """The fake. `url`, `key`; `seen` lists (method, path, request_id) of every request that came."""
 
@@ -149,7 +93,7 @@ class Server:
             web.post("/v1/sandboxes", self.create), web.post("/v1/sandboxes/batch", self.batch),
             web.get("/v1/sandboxes", self.listing), web.post("/v1/sandboxes/stop", self.stop_many),
             web.get("/v1/me", self.me), web.get("/v1/images", self.images),
-            web.get(one, self.info), web.delete(one, self.stop), web.post(one + "/renew", self.info), web.get(one + "/metrics", self.usage),
+            web.get(one, self.info), web.delete(one, self.stop), web.post(one + "/renew", self.info), web.get(one + "/metrics", self.usage), web.get(one + "/events", self.story),
             web.post(one + "/exec", self.exec), web.post(one + "/processes", self.start), web.get(one + "/processes", self.list_jobs),
             web.get(one + "/processes/{pid}", self.job), web.delete(one + "/processes/{pid}", self.forget),
             web.post(one + "/processes/{pid}/wait", self.wait), web.post(one + "/processes/{pid}/signal", self.signal),
@@ -262,6 +206,9 @@ class Server:
         return answer(
             {"memory_bytes": 1, "memory_peak_bytes": 2, "memory_limit_bytes": 3, "cpu_seconds": 0.5, "pids": 1}
         )
+
+    async def story(self, request: web.Request) -> web.Response:
+        return answer([{"at": 1.0, "event": "started", "fields": {"by": "p"}}])
 
     async def stop(self, request: web.Request) -> web.Response:
         view = self.sandboxes.get(request.match_info["id"])

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dsec.model.views import Me as Me
     from dsec.model.views import ProcessView as ProcessView
     from dsec.model.views import PtySize as Pty
+    from dsec.model.views import SandboxEvent as SandboxEvent
     from dsec.model.views import SandboxState as SandboxState
     from dsec.model.views import SandboxView as SandboxView
     from dsec.model.views import SessionView as SessionView
@@ -70,7 +71,7 @@ _HOMES = {
     "dsec.model.plan": ("Usage",),
     "dsec.model.spec": ("MountSpec",),
     "dsec.model.views": (
-        "FileEvent", "FileView", "ImageView", "Me", "ProcessView", "SandboxState", "SandboxView", "SessionView",
+        "FileEvent", "FileView", "ImageView", "Me", "ProcessView", "SandboxEvent", "SandboxState", "SandboxView", "SessionView",
     ),
     "dsec.sdk._async.client": ("DSecClient",),
     "dsec.sdk._async.files": ("Files",),
@@ -92,7 +93,7 @@ __all__ = [
     "DSecError", "DeadlineExceeded", "End", "FileEvent", "FileView", "Files", "HttpResponse", "ImageUnavailable",
     "ImageView", "InfraError", "InvalidArgument", "LimitReached", "Me", "MountSpec", "NotFound", "Outcome", "Output",
     "PermissionDenied", "Process", "ProcessView", "Pty", "QuotaExceeded", "Refusal", "RequestError", "Result",
-    "RuntimeFailure", "Sandbox", "SandboxEnd", "SandboxFailed", "SandboxLost", "SandboxState", "SandboxView", "Session",
+    "RuntimeFailure", "Sandbox", "SandboxEnd", "SandboxEvent", "SandboxFailed", "SandboxLost", "SandboxState", "SandboxView", "Session",
     "SessionView", "TaskError", "TooLarge", "Transfer", "Unauthenticated", "Unavailable", "Unsupported", "Usage", "sync",
 ]  # fmt: skip
 

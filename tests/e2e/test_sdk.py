@@ -18,6 +18,7 @@ import pytest
 import dsec
 import dsec.sync
 from bench.rootfs import make_rootfs
+from dsec import DSecClient, DSecContainerRunArgs
 from dsec.testing.node import Node
 
 pytestmark = pytest.mark.root
@@ -57,8 +58,6 @@ async def box(client: dsec.DSecClient) -> AsyncIterator[dsec.Sandbox]:
 async def test_the_published_listing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSEC_URL", node.url)
     monkeypatch.setenv("DSEC_API_KEY", node.api_key)
-    from dsec import DSecClient, DSecContainerRunArgs  # noqa: PLC0415 - as a user writes it
-
     client = DSecClient()
     await client.open()
     args = DSecContainerRunArgs(container_image="python-3.11:official", memory_limit_mb=4096,
@@ -262,6 +261,7 @@ async def test_info_metrics_and_renew(box: dsec.Sandbox) -> None:
     assert usage.memory_limit_bytes == 128 << 20
     renewed = await box.renew(1000)
     assert renewed.idle_deadline > time.time() + 900
+    assert len({event.event for event in await box.events()}) > 1
 
 
 def test_the_blocking_client(node: Node, tmp_path: Path) -> None:

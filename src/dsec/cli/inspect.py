@@ -15,8 +15,9 @@ __all__ = ["command"]
 
 @click.command("inspect")
 @client_options
+@click.option("--events", is_flag=True, help="Its story too: transitions and operations.")
 @click.argument("sandbox", nargs=-1, required=True)
-def command(url: str | None, as_json: bool, sandbox: tuple[str, ...]) -> None:
+def command(url: str | None, as_json: bool, events: bool, sandbox: tuple[str, ...]) -> None:
     """Show all that is known of each SANDBOX, as a JSON list: what was asked for, its state, phases, deadlines and end, and
     what it uses while it runs."""
 
@@ -27,6 +28,8 @@ def command(url: str | None, as_json: bool, sandbox: tuple[str, ...]) -> None:
             running = box.view.state is SandboxState.RUNNING
             record: dict[str, object] = {"sandbox": box.view, "usage": await box.metrics() if running else None}
             record["processes"] = await box.processes() if running else []
+            if events:
+                record["events"] = await box.events()
             found.append(record)
         return found
 

@@ -220,8 +220,9 @@ async def test_ps_logs_and_inspect(server: Server, box: str) -> None:
     assert {piece["stream"]: piece["text"] for piece in pieces} == {"stdout": "e\n", "stderr": "two\n"}
     server.jobs["p1"].kill()
     assert (await cli(server, "logs", "-f", box, "p1"))[1] == b"one\n"
-    code, out, _ = await cli(server, "inspect", box)
+    code, out, _ = await cli(server, "inspect", "--events", box)
     record = json.loads(out)[0]
+    assert record["events"][0]["event"] == "started"
     assert record["sandbox"]["id"] == box and record["usage"]["pids"] == 1
     assert (await cli(server, "inspect", "s404"))[0] == 1
 

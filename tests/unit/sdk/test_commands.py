@@ -177,3 +177,4 @@ async def test_http_answers_of_the_inside_are_answers(server: Server, box: dsec.
 async def test_metrics_and_renew(box: dsec.Sandbox) -> None:
     assert (await box.metrics()).cpu_seconds == 0.5
     assert (await box.renew(60)).id == box.id
+    assert [(event.event, event.fields) for event in await box.events()] == [("started", {"by": "p"})]

@@ -16,13 +16,13 @@ PUBLIC = """
 Busy CommandFailed CommandNotExecutable CommandNotFound Conflict DSecClient DSecContainerRunArgs DSecError DeadlineExceeded
 End FileEvent FileView Files HttpResponse ImageUnavailable ImageView InfraError InvalidArgument LimitReached Me MountSpec
 NotFound Outcome Output PermissionDenied Process ProcessView Pty QuotaExceeded Refusal RequestError Result RuntimeFailure
-Sandbox SandboxEnd SandboxFailed SandboxLost SandboxState SandboxView Session SessionView TaskError TooLarge Transfer
+Sandbox SandboxEnd SandboxEvent SandboxFailed SandboxLost SandboxState SandboxView Session SessionView TaskError TooLarge Transfer
 Unauthenticated Unavailable Unsupported Usage sync
 """.split()
 
 METHODS = {
     "DSecClient": "close get image images me open run_container run_containers sandboxes stop_many",
-    "Sandbox": "attach exec files http id info metrics open_session phases processes renew run_shell sessions start stop view",
+    "Sandbox": "attach events exec files http id info metrics open_session phases processes renew run_shell sessions start stop view",
     "Process": "close_stdin detach id info resize signal stop stream view wait write",
     "Session": "close id run view",
     "Files": "download exists list mkdir move read read_stream read_text remove stat upload watch write write_text",

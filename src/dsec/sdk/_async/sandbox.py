@@ -9,7 +9,7 @@ import msgspec
 from dsec.model.errors import InvalidArgument, TooLarge
 from dsec.model.outcome import ExecResult
 from dsec.model.plan import Usage
-from dsec.model.views import ExecRequest, ProcessView, PtySize, SandboxView, SessionRequest, SessionView
+from dsec.model.views import ExecRequest, ProcessView, PtySize, SandboxEvent, SandboxView, SessionRequest, SessionView
 from dsec.sdk._async.files import Files
 from dsec.sdk._async.process import Process
 from dsec.sdk._async.session import Session
@@ -26,6 +26,7 @@ _encode = msgspec.json.Encoder().encode
 _result = msgspec.json.Decoder(ExecResult)
 _view = msgspec.json.Decoder(SandboxView)
 _usage = msgspec.json.Decoder(Usage)
+_events = msgspec.json.Decoder(list[SandboxEvent])
 _process = msgspec.json.Decoder(ProcessView)
 _processes = msgspec.json.Decoder(list[ProcessView])
 _session = msgspec.json.Decoder(SessionView)
@@ -255,6 +256,10 @@ class Sandbox:
         """The sandbox as it is now. Raises NotFound once the platform has forgotten it."""
         self._view = await self._transport.call("GET", self._path(), _view)
         return self._view
+
+    async def events(self) -> list[SandboxEvent]:
+        """Its story: transitions of its life and operations in it, oldest first."""
+        return await self._transport.call("GET", self._path("events"), _events)
 
     async def metrics(self) -> Usage:
         """What it uses now."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import dsec.sdk._async.sandbox as _async
 from dsec.model.outcome import ExecResult
 from dsec.model.plan import Usage
-from dsec.model.views import ProcessView, PtySize, SandboxView
+from dsec.model.views import ProcessView, PtySize, SandboxEvent, SandboxView
 from dsec.sdk._sync.files import Files
 from dsec.sdk._sync.process import Process
 from dsec.sdk._sync.session import Session
@@ -163,6 +163,10 @@ class Sandbox:
     def info(self) -> SandboxView:
         """The sandbox as it is now. Raises NotFound once the platform has forgotten it."""
         return self._portal.run(self._inner.info())
+
+    def events(self) -> list[SandboxEvent]:
+        """Its story: transitions of its life and operations in it, oldest first."""
+        return self._portal.run(self._inner.events())
 
     def metrics(self) -> Usage:
         """What it uses now."""
