@@ -65,7 +65,8 @@ class Processes:
         if ended is not None:
             outcome = Outcome(ended.outcome)
             if outcome is Outcome.SIGNALLED and ended.signal == 9:
-                before = Counters(0, resident.pids_refused)  # any such kill in its sandbox counts: its start may be long ago
+                # After a restart its start's counts are not known: then any such kill in its sandbox counts.
+                before = resident.began_at.get(info.process_id, Counters(0, resident.pids_refused))
                 outcome, _ = await self._execution.outcome(resident, ended, before)
         began = resident.row.created + resident.phases.get("total", 0.0)
         return ProcessView(
@@ -116,12 +117,14 @@ class Processes:
     async def _start(self, resident: Resident, request: ExecRequest, process_id: str) -> ProcessView:
         wanted = wire_request(resident, request, process_id, keep=True, stream=False)
         now = self._clock.now()
+        before = Counters(resident.oom_kills, resident.pids_refused)
         async with opened(resident, wanted) as channel:
             reply = await channel.receive()
             if not isinstance(reply, wire.StartedReply):
                 raise failed(reply)
             if request.stdin:
                 await send_all(channel, request.stdin, end=not request.keep_stdin)
+        resident.began_at[process_id] = before
         return ProcessView(
             id=process_id, argv=wanted.argv, pid=reply.pid, running=True, started=now, pty=request.pty is not None
         )
@@ -162,7 +165,11 @@ class Processes:
         await self._acted(call, "resize", wanted)
 
     async def end_process(self, call: Call[None, None]) -> None:
-        await self._acted(call, "end_process", wire.ForgetRequest(process_id=call.params["pid"]))
+        process_id = call.params["pid"]
+        await self._acted(call, "end_process", wire.ForgetRequest(process_id=process_id))
+        resident = self._door.lifecycle.residents.get(call.params["id"])
+        if resident is not None:
+            resident.began_at.pop(process_id, None)
 
     async def _acted(self, call: Call[Any, Any], kind: str, request: wire.Request) -> None:
         with self._door.enter(call) as resident:

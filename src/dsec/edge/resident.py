@@ -14,6 +14,7 @@ from dsec.ports.backend import Backend
 from dsec.rules import lifecycle as table
 from dsec.rules import ttl
 from dsec.rules.environ import Surroundings, surroundings
+from dsec.rules.verdict import Counters
 
 __all__ = ["Resident", "lost_error", "view_of_row"]
 
@@ -58,10 +59,11 @@ class Resident:
     """`ready` ends with None once it runs, or with the error that it will not. `gone` is set when nothing is left of it.
 
     `claimed`: a creation has answered with it. `busy`: calls and attached commands in it now. `last_active`: Unix seconds of the last one's end, None since a renewal.
+    `began_at`: the sandbox's counts when each kept process began.
     """
 
     __slots__ = (
-        "aborting", "acting", "agent", "armed", "backend", "began", "busy", "claimed", "ending", "failure", "gone", "handle", "last_active",
+        "aborting", "acting", "agent", "armed", "backend", "began", "began_at", "busy", "claimed", "ending", "failure", "gone", "handle", "last_active",
         "layers", "life", "oom_kills", "phases", "pids_refused", "ready", "row", "running", "sequence", "session_locks", "surroundings",
         "todo", "waiting", "watcher", "work",
     )  # fmt: skip
@@ -95,6 +97,7 @@ class Resident:
         self.ending = asyncio.Event()
         self.oom_kills = 0
         self.pids_refused = 0
+        self.began_at: dict[str, Counters] = {}
 
     @property
     def id(self) -> str:

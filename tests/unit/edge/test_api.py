@@ -255,6 +255,17 @@ async def test_processes(rig: Rig) -> None:
         assert (answer.status, answer.json()["fields"]["what"]) == (404, "process")
 
 
+async def test_a_killed_process_is_classed_by_what_happened_since_its_start(rig: Rig) -> None:
+    view = await rig.create()
+    rig.cell(view).oom_kills = 1
+    await rig.call(view, "GET", "/metrics")
+    for expected, kills in (("signalled", 0), ("out_of_memory", 1)):
+        process = (await rig.call(view, "POST", "/processes", json={"argv": ["hang"]})).json()["id"]
+        rig.cell(view).oom_kills += kills
+        await rig.call(view, "POST", f"/processes/{process}/signal", signal="9")
+        assert (await rig.call(view, "GET", f"/processes/{process}")).json()["outcome"] == expected
+
+
 async def test_a_process_stream(rig: Rig) -> None:
     view = await rig.create()
     body = {"argv": ["cat"], "keep_stdin": True}
