@@ -27,7 +27,7 @@ INSTALL = (
 )
 COMMIT = (
     "git config --global user.name builder && git config --global user.email builder@localhost && git init -q -b main && "
-    "echo __pycache__ >> .git/info/exclude && git add --all --force -- . ':!**/__pycache__' && "
+    "echo __pycache__ >> .git/info/exclude && git add --all --force -- . ':(exclude,glob)**/__pycache__/**' && "
     "GIT_AUTHOR_DATE=2000-01-01T00:00:00Z GIT_COMMITTER_DATE=2000-01-01T00:00:00Z git commit -q -m workspace"
 )
 PLANT = "import sys; p, good, bad = sys.argv[1:]; t = open(p).read(); assert t.count(good) == 1; open(p, 'w').write(t.replace(good, bad))"

@@ -23,5 +23,5 @@ def test_rollouts_earn_what_they_should(tmp_path: Path) -> None:
     rollouts = json.loads(results.read_text())["rollouts"]
     assert len(rollouts) == 8 and all(rollout["expected"] for rollout in rollouts)
     assert {rollout["kind"] for rollout in rollouts} == {"fix", "wrong", "tamper"}
-    assert all(rollout["peak_memory_bytes"] > 0 for rollout in rollouts)
+    assert all(rollout["peak_memory_bytes"] > 0 and rollout["image_bytes_read"] > 0 for rollout in rollouts)
     assert "8 of 8 rollouts as expected" in done.stdout

@@ -94,7 +94,8 @@ class Aftermath(StrEnum):
 
 class Usage(Struct, frozen=True, kw_only=True):
     """What a sandbox uses now; bytes, seconds and counts. Peaks, `oom_kills` and `pids_refused` (forks refused at the
-    pids limit) are since its start. None: this host cannot say."""
+    pids limit) are since its start. None: this host cannot say. `image_bytes_read`: of its layers, what has been read and is in the
+    node's memory; sandboxes share it."""
 
     memory_bytes: int
     memory_peak_bytes: int

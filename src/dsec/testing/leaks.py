@@ -137,7 +137,7 @@ class Census:
                 yield from (("cgroup", str(tree / group / name)) for name in inner)
         yield from (("network namespace", name) for name in _names("/run/netns"))
         yield from (("network link", name) for name in _names("/sys/class/net"))
-        yield from (("run file", str(path)) for path in Path("/run/dsec").glob("**/*"))
+        yield from (("run file", str(path)) for path in Path("/run/dsec").glob("**/*") if not path.is_dir())
 
 
 class Leaks:
