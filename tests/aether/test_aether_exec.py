@@ -56,7 +56,9 @@ async def test_what_a_command_sees_of_itself(box: Box) -> None:
     ran = await box.sh("echo $HOME; id -u; id -G; ulimit -n; ulimit -c; grep -c . /proc/self/status; echo $PATH",
                        user="user", env=())  # fmt: skip
     assert ran.out.split()[:6] == [b"/home/user", b"1000", b"1000", b"44", b"256", b"0"]
-    ran = await box.sh("grep -E 'Cap(Eff|Bnd|Inh|Amb)|Seccomp:|SigBlk|SigIgn' /proc/self/status; ls /proc/self/fd | wc -l")
+    ran = await box.sh(
+        "grep -E 'Cap(Eff|Bnd|Inh|Amb)|Seccomp:|SigBlk|SigIgn' /proc/self/status; ls /proc/self/fd | wc -l"
+    )
     fields = dict(line.split(":\t") for line in ran.out.decode().splitlines() if ":\t" in line)
     assert fields["CapEff"] == fields["CapBnd"] != "000001ffffffffff"
     assert int(fields["SigBlk"], 16) == int(fields["SigIgn"], 16) == 0
@@ -165,7 +167,9 @@ async def test_kept_processes_outlive_their_connection(box: Box) -> None:
 
 async def test_a_stopped_reader_stops_nobody(box: Box) -> None:
     size = 30_000_000
-    message = request(["sh", "-c", f"sleep 0.3; head -c {size} /dev/zero"], keep=True, process_id="k", output_limit=1 << 20)
+    message = request(
+        ["sh", "-c", f"sleep 0.3; head -c {size} /dev/zero"], keep=True, process_id="k", output_limit=1 << 20
+    )
     attach = wire.AttachRequest(process_id="k", stdout_from=0, stderr_from=0, stream=True)
     async with await box.agent.begin(message) as stopped:
         await stopped.receive()

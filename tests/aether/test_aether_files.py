@@ -27,7 +27,9 @@ async def test_what_is_written_is_read(box: Box) -> None:
     assert (await box.sh("cat /tmp/d/f; stat -c %a%u /tmp/d/f")).out == b"abcdef7510\n"
     await box.sh("chown user /tmp/d/f; ln -s d/f /tmp/link")
     await box.write("/tmp/link", b"through")
-    assert (await box.sh("cat /tmp/d/f; stat -c ' %a %U' /tmp/d/f; readlink /tmp/link")).out == b"through 751 user\nd/f\n"
+    assert (
+        await box.sh("cat /tmp/d/f; stat -c ' %a %U' /tmp/d/f; readlink /tmp/link")
+    ).out == b"through 751 user\nd/f\n"
     assert (await box.read("/proc/self/status")).startswith(b"Name:")
 
 
@@ -102,7 +104,9 @@ async def test_entries(box: Box) -> None:
 
 async def test_removal_stays_inside_while_a_directory_is_swapped(box: Box) -> None:
     await box.sh("mkdir /tmp/safe; touch /tmp/safe/1 /tmp/safe/2")
-    swap = "cd /tmp; while :; do mkdir -p t/d/e; touch t/d/e/x; mv t/d t/o; ln -s /tmp/safe t/d; rm t/d; mv t/o t/d; done"
+    swap = (
+        "cd /tmp; while :; do mkdir -p t/d/e; touch t/d/e/x; mv t/d t/o; ln -s /tmp/safe t/d; rm t/d; mv t/o t/d; done"
+    )
     async with await box.agent.begin(request(["sh", "-c", swap])) as channel:
         await channel.receive()
         for _ in range(60):
@@ -120,7 +124,9 @@ def archive(*entries: tuple[tarfile.TarInfo, bytes], pax: bool = True) -> bytes:
     return out.getvalue()
 
 
-def entry(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
+def entry(
+    name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", **fields: object
+) -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(name)
     info.type = kind
     for key, value in fields.items():

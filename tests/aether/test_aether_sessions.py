@@ -40,7 +40,9 @@ async def test_much_output_and_marker_text(box: Box) -> None:
     await box.open("s")
     ran = await box.in_session("s", "head -c 5000000 /dev/zero; head -c 300000 /dev/zero >&2; echo end")
     assert (len(ran.out), len(ran.err), ran.out[-4:]) == (5_000_004, 300_000, b"end\n")
-    ran = await box.in_session("s", "for n in 0 8 252; do echo 0123456789abcdef 0 >&$n; done 2>/dev/null; echo x; exit() { echo no; }; false")
+    ran = await box.in_session(
+        "s", "for n in 0 8 252; do echo 0123456789abcdef 0 >&$n; done 2>/dev/null; echo x; exit() { echo no; }; false"
+    )
     assert (ran.out.splitlines()[-1], ran.code) == (b"x", 1)
     data = "é" * 50_000
     assert (await box.in_session("s", f"x='{data}'; echo ${{#x}}; printf '%s' \"$x\"")).out.endswith(data.encode())
@@ -84,7 +86,9 @@ async def test_a_timeout_drops_the_command_and_keeps_the_session(box: Box) -> No
 
 async def test_a_closed_connection_gives_the_command_up(box: Box) -> None:
     await box.open("s")
-    message = wire.RunInSessionRequest(session_id="s", process_id="p", command="sleep 100; touch /tmp/more", output_limit=0)
+    message = wire.RunInSessionRequest(
+        session_id="s", process_id="p", command="sleep 100; touch /tmp/more", output_limit=0
+    )
     async with await box.agent.begin(message) as channel:
         assert await box.refusal(message) == ("conflict", "session")
         listed = await box.agent.call(wire.ListSessionsRequest())

@@ -13,7 +13,7 @@ use crate::command::{Child, Ends, Prepared, Spec, Start};
 use crate::connection::Stop;
 use crate::failure::Failure;
 use crate::process::Process;
-use crate::stream::Stream;
+use crate::stream::{Scratch, Stream};
 use crate::Aether;
 
 /// Bytes taken of a stream at once.
@@ -43,7 +43,7 @@ pub async fn exec(aether: &Rc<Aether>, channel: &mut Channel, request: ExecReque
         aether: aether.clone(),
         process: process.clone(),
         ends,
-        buffer: Vec::new(),
+        buffer: Scratch::default(),
     };
     if !request.keep {
         return foreground(pump, channel, start, timeout, request.stream).await;
@@ -123,7 +123,7 @@ struct Pump {
     aether: Rc<Aether>,
     process: Rc<Process>,
     ends: Ends,
-    buffer: Vec<u8>,
+    buffer: Scratch,
 }
 
 /// Where output goes: to the connection, or only into the record.
@@ -131,7 +131,7 @@ struct Sink<'a>(Option<&'a mut Writer>);
 
 impl Sink<'_> {
     async fn put(&mut self, pump: &Pump, stream: usize, size: usize) -> Result<(), Stop> {
-        let bytes = &pump.buffer[..size];
+        let bytes = pump.buffer.read(size);
         pump.aether.processes.keep(&pump.process, stream, bytes);
         match &mut self.0 {
             Some(writer) => Ok(writer.data(FRAMES[stream], bytes).await?),
@@ -165,19 +165,16 @@ impl Pump {
                     continue;
                 }
             }?;
-            self.buffer.resize(CHUNK, 0);
-            let ends = &self.ends;
-            let source = if stream == 0 {
-                Some(&ends.stdout)
-            } else {
-                ends.stderr.as_ref()
-            };
-            let got = source.map_or(Ok(None), |source| source.try_read(&mut self.buffer));
+            let room = self.buffer.room(usize::MAX);
+            let got = end(&self.ends, stream).map_or(Ok(None), |source| source.try_read(room));
             match got {
                 Ok(Some(0)) | Err(_) => open[stream] = false,
                 Ok(Some(size)) => {
                     waiting = None;
                     sink.put(self, stream, size).await?;
+                    if let Some(source) = end(&self.ends, stream) {
+                        self.buffer.grow(size, source);
+                    }
                 }
                 Ok(None) => {}
             }
@@ -195,18 +192,13 @@ impl Pump {
             return self.drain_terminal(sink).await;
         }
         for stream in 0..2 {
-            let Some(fd) = self.end(stream).map(Stream::as_fd) else {
+            let Some(source) = end(&self.ends, stream) else {
                 continue;
             };
-            let mut left = dsec_sys::readable(fd);
+            let mut left = dsec_sys::readable(source.as_fd());
             while left > 0 {
-                self.buffer.resize(CHUNK, 0);
-                let most = left.min(CHUNK);
-                let mut buffer = std::mem::take(&mut self.buffer);
-                let got = self
-                    .end(stream)
-                    .map_or(Ok(None), |source| source.try_read(&mut buffer[..most]));
-                self.buffer = buffer;
+                let room = self.buffer.room(left);
+                let got = end(&self.ends, stream).map_or(Ok(None), |source| source.try_read(room));
                 let Ok(Some(size @ 1..)) = got else { break };
                 sink.put(self, stream, size).await?;
                 left -= size;
@@ -219,9 +211,8 @@ impl Pump {
     async fn drain_terminal(&mut self, sink: &mut Sink<'_>) -> Result<(), Stop> {
         let mut deadline = pin!(tokio::time::sleep(TERMINAL_DRAIN));
         loop {
-            self.buffer.resize(CHUNK, 0);
             let size = tokio::select! {
-                size = self.ends.stdout.read(&mut self.buffer) => size?,
+                size = self.ends.stdout.read(self.buffer.room(usize::MAX)) => size?,
                 () = &mut deadline => 0,
             };
             if size == 0 {
@@ -231,18 +222,18 @@ impl Pump {
         }
     }
 
-    fn end(&self, stream: usize) -> Option<&Stream> {
-        if stream == 0 {
-            Some(&self.ends.stdout)
-        } else {
-            self.ends.stderr.as_ref()
-        }
-    }
-
     /// Waits for the leader of a killed command.
     async fn death(&self) -> Result<End, Stop> {
         let dead = tokio::time::timeout(DEATH, self.process.exit.wait()).await;
         dead.map_err(|_| Failure::runtime("the killed command does not end").into())
+    }
+}
+
+fn end(ends: &Ends, stream: usize) -> Option<&Stream> {
+    if stream == 0 {
+        Some(&ends.stdout)
+    } else {
+        ends.stderr.as_ref()
     }
 }
 

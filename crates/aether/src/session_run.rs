@@ -10,10 +10,10 @@ use dsec_sys::End;
 
 use crate::channel::{Channel, Writer};
 use crate::connection::Stop;
-use crate::exec::CHUNK;
 use crate::failure::Failure;
 use crate::ring::Ring;
 use crate::session::{nonce, Between, Pipes, Session};
+use crate::stream::Scratch;
 use crate::Aether;
 
 /// How long an interrupted shell may take to be back before the session is ended.
@@ -36,7 +36,7 @@ struct Run<'a> {
     session: &'a Session,
     pipes: &'a Pipes,
     totals: [u64; 2],
-    buffer: Vec<u8>,
+    buffer: Scratch,
 }
 
 pub async fn run(aether: &Rc<Aether>, channel: &mut Channel, request: RunInSessionRequest) -> Result<(), Stop> {
@@ -66,7 +66,7 @@ pub async fn run(aether: &Rc<Aether>, channel: &mut Channel, request: RunInSessi
         session: &session,
         pipes: &pipes,
         totals: [0; 2],
-        buffer: Vec::new(),
+        buffer: Scratch::default(),
     };
     let timeout = request.timeout_ms.map(Duration::from_millis);
     let finish = {
@@ -172,12 +172,12 @@ impl Run<'_> {
                     continue;
                 }
             }?;
-            self.buffer.resize(CHUNK, 0);
-            match pipes.output[stream].try_read(&mut self.buffer) {
+            match pipes.output[stream].try_read(self.buffer.room(usize::MAX)) {
                 Ok(Some(0)) | Err(_) => open[stream] = false,
                 Ok(Some(size)) => {
                     self.totals[stream] += size as u64;
-                    writer.data(FRAMES[stream], &self.buffer[..size]).await?;
+                    writer.data(FRAMES[stream], self.buffer.read(size)).await?;
+                    self.buffer.grow(size, &pipes.output[stream]);
                 }
                 Ok(None) => {}
             }
@@ -189,15 +189,13 @@ impl Run<'_> {
         for (stream, frame) in FRAMES.into_iter().enumerate() {
             let mut left = dsec_sys::readable(self.pipes.output[stream].as_fd());
             while left > 0 {
-                self.buffer.resize(CHUNK, 0);
-                let most = left.min(CHUNK);
-                let Ok(Some(size @ 1..)) = self.pipes.output[stream].try_read(&mut self.buffer[..most]) else {
+                let Ok(Some(size @ 1..)) = self.pipes.output[stream].try_read(self.buffer.room(left)) else {
                     break;
                 };
                 left -= size;
                 self.totals[stream] += size as u64;
                 if let Some(writer) = &mut writer {
-                    writer.data(frame, &self.buffer[..size]).await?;
+                    writer.data(frame, self.buffer.read(size)).await?;
                 }
             }
         }

@@ -72,6 +72,43 @@ impl Stream {
     }
 }
 
+/// A read buffer that starts small, since most commands say little, and grows while it is filled.
+#[derive(Default)]
+pub struct Scratch {
+    bytes: Vec<u8>,
+}
+
+const SMALL: usize = 4 * 1024;
+const LARGE: usize = 256 * 1024;
+
+impl Scratch {
+    /// Room for the next read, at most `most` bytes.
+    pub fn room(&mut self, most: usize) -> &mut [u8] {
+        if self.bytes.is_empty() {
+            self.bytes.resize(SMALL, 0);
+        }
+        let size = self.bytes.len().min(most);
+        &mut self.bytes[..size]
+    }
+
+    /// The first `size` bytes, as read. A full buffer makes the next one larger, see `grow`.
+    pub fn read(&self, size: usize) -> &[u8] {
+        &self.bytes[..size]
+    }
+
+    /// To be called after a read of `size` bytes of `source` has been passed on.
+    pub fn grow(&mut self, size: usize, source: &Stream) {
+        if size < self.bytes.len() || size >= LARGE {
+            return;
+        }
+        if size * 4 >= LARGE {
+            // More at once costs fewer turns of everybody; where it is refused the pipe stays as it was.
+            let _ = rustix::pipe::fcntl_setpipe_size(source.as_fd(), LARGE);
+        }
+        self.bytes = vec![0; (size * 4).min(LARGE)];
+    }
+}
+
 /// Watches a descriptor for the event loop.
 #[expect(
     deprecated,
