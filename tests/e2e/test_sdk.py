@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from dsec.testing.node import Node
 
 pytestmark = pytest.mark.root
 
+ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "python-3.11:official"
 APPLETS = ("seq", "head", "tr", "kill", "ps", "httpd", "stty", "pwd", "id", "env", "touch", "ln", "mkfifo", "mknod", "mv", "dd")
 
@@ -37,6 +39,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         (root / "bin" / applet).symlink_to("busybox")
     with Node(folder / "s", DSEC_CONTAINER_POOL_BYTES=str(1 << 30)) as made:
         made.dsec("image", "import", IMAGE, str(root))
+        made.dsec("image", "tag", IMAGE, "python-3.11")
         with dsec.sync.DSecClient(made.url, made.api_key) as client:
             # the image is mounted once a node: before the first test, which would be told that it left a mount
             client.run_container(dsec.DSecContainerRunArgs(container_image=IMAGE, memory_limit_mb=64)).stop()
@@ -71,6 +74,17 @@ async def test_the_published_listing(node: Node, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(dsec.SandboxLost):
         await sandbox.run_shell("true")
     await client.close()
+
+
+def test_the_guides_examples_run(node: Node) -> None:
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs/sdk.md").read_text(), re.DOTALL)
+    assert len(examples) >= 5
+    env = {**os.environ, "DSEC_URL": node.url, "DSEC_API_KEY": node.api_key}
+    for code in examples:
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stderr) == (0, ""), code
+    with dsec.sync.DSecClient(node.url, node.api_key) as client:
+        assert client.sandboxes(state="running") == [], "each stops what it started"
 
 
 async def test_refusals_are_named(client: dsec.DSecClient) -> None:

@@ -234,3 +234,21 @@ async def test_stop(server: Server, box: str) -> None:
     assert (await cli(server, "stop"))[0] == 2
     code, out, _ = await cli(server, "stop", "--job", "j", "--json")
     assert json.loads(out) == {"stopped": [box], "failed": {}}
+
+
+async def test_cp_shows_its_progress_on_a_terminal_only(server: Server, box: str, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"x" * 3_000_000)
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *DSEC, "cp", str(tmp_path / "f"), f"{box}:/w/f", stderr=theirs, env=environment(server)
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            seen += await asyncio.to_thread(os.read, ours, 4096)
+        except OSError:  # the other end was closed
+            break
+    os.close(ours)
+    assert await process.wait() == 0 and b"MB" in seen
+    assert (await cli(server, "cp", str(tmp_path / "f"), f"{box}:/w/f"))[2] == ""

@@ -1,6 +1,7 @@
 """Files through the client."""
 
 import os
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 
 import dsec
 from apifake import Server
+from dsec.sdk.packing import PIECE, Packer
+from dsec.sdk.unpacking import Unpacker
 
 
 async def test_write_and_read(server: Server, box: dsec.Sandbox) -> None:
@@ -126,3 +129,21 @@ async def test_watch_yields_and_ends_with_the_reason(box: dsec.Sandbox) -> None:
         async for event in box.files.watch("/w"):
             events.append((event.event, event.path))
     assert events == [("created", "/w/a"), ("overflow", "")]
+
+
+def test_packing_and_unpacking_take_a_fixed_amount_of_memory(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    with open(tmp_path / "t" / "sparse", "wb") as big:
+        big.truncate(96 << 20)
+    unpacker = Unpacker(tmp_path / "out", "/t")
+    unpacker.open()
+    tracemalloc.start()
+    try:
+        for piece in Packer(tmp_path / "t").pieces():
+            assert len(piece) <= 2 * PIECE
+            unpacker.feed(piece)
+        assert unpacker.finish().size == 96 << 20
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+        unpacker.close()
