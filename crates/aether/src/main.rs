@@ -33,7 +33,7 @@ pub struct Aether {
     pub reaper: reaper::Reaper,
     pub processes: process::Processes,
     pub sessions: session::Sessions,
-    pub files: files::Helpers,
+    pub files: files::Deputies,
 }
 
 fn main() -> ExitCode {
@@ -63,7 +63,7 @@ fn serve() -> Result<(), boot::BootError> {
             reaper: reaper::Reaper::default(),
             processes: process::Processes::default(),
             sessions: session::Sessions::default(),
-            files: files::Helpers::default(),
+            files: files::Deputies::default(),
         });
         let reaping = reaper::run(aether.clone(), signals);
         let serving = connection::accept(aether, listener);

@@ -221,12 +221,7 @@ async fn begin(aether: &Rc<Aether>, request: &OpenSessionRequest) -> Result<Rc<S
     let (mut chronus, script) = Chronus::start(shell, number, &nonce()?);
     let ready = async {
         let start = start.reached().await?;
-        pipes
-            .control
-            .write_all(&script)
-            .await
-            .map_err(|_| Failure::runtime("the shell takes no commands"))?;
-        wait_ready(&mut pipes, &mut chronus).await?;
+        answer(&mut pipes, &mut chronus, &script).await?;
         Ok(start)
     };
     let ready = tokio::time::timeout(START, ready).await;
@@ -249,6 +244,13 @@ async fn begin(aether: &Rc<Aether>, request: &OpenSessionRequest) -> Result<Rc<S
         rest: Some(rest(pipes)).into(),
         busy: Cell::new(false),
     }))
+}
+
+/// Sends the shell its opening and waits until it answers.
+async fn answer(pipes: &mut Pipes, chronus: &mut Chronus, script: &[u8]) -> Result<(), Failure> {
+    let written = pipes.control.write_all(script).await;
+    written.map_err(|_| Failure::runtime("the shell takes no commands"))?;
+    wait_ready(pipes, chronus).await
 }
 
 /// Reads until the shell reports that it is ready; what it prints before is its own (prompts, warnings) and is dropped.

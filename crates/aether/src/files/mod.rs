@@ -27,12 +27,12 @@ use crate::Aether;
 
 use wire::{Gone, Wire};
 
-/// Helpers at once; watches stay, so they are counted apart.
+/// Deputies at once; watches stay, so they are counted apart.
 const MOST_HELPERS: usize = 64;
 const MOST_WATCHES: usize = 32;
 
 #[derive(Default)]
-pub struct Helpers {
+pub struct Deputies {
     working: Cell<usize>,
     watching: Cell<usize>,
 }
