@@ -17,7 +17,8 @@ from unit.edge.rig import SPEC, Rig, running, settle, until
 
 STEP = st.one_of(
     st.tuples(st.just("create"), st.integers(0, 25), st.sampled_from([None, "a", "b"])),
-    st.tuples(st.just("trouble"), st.sampled_from(list(Trouble)), st.none()),
+    st.tuples(st.just("create"), st.integers(0, 25), st.none()),
+    st.tuples(st.just("troubled"), st.sampled_from(list(Trouble)), st.sampled_from([None, "a"])),
     st.tuples(st.just("stop"), st.integers(0, 5), st.none()),
     st.tuples(st.just("die"), st.integers(0, 5), st.none()),
     st.tuples(st.just("stuck"), st.integers(1, 3), st.none()),
@@ -30,14 +31,15 @@ STEP = st.one_of(
 async def take(rig: Rig, step: tuple[str, object, str | None]) -> None:
     kind, value, key = step
     living = list(rig.kernel.cells)
-    if kind == "create" and isinstance(value, int):
+    if kind == "troubled" and isinstance(value, Trouble):
+        rig.backend.start_troubles.append(value)
+        value = 25
+    if kind in ("create", "troubled") and isinstance(value, int):
         spec = replace(SPEC, ttl_running_stop=30.0, labels={"key": key or ""})
         task = asyncio.ensure_future(rig.create(spec, key=key and f"{key}-{rig.node.lifecycle.memory_committed}"))
         await settle(value)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    elif kind == "trouble" and isinstance(value, Trouble):
-        rig.backend.start_troubles.append(value)
     elif kind == "stuck" and isinstance(value, int):
         rig.backend.stop_failures += value
     elif kind == "advance" and isinstance(value, float):
@@ -58,6 +60,7 @@ async def take(rig: Rig, step: tuple[str, object, str | None]) -> None:
 
 async def scenario(steps: list[tuple[str, object, str | None]], directory: Path) -> None:
     clock, kernel = VirtualClock(), FakeKernel()
+    owed = "in the kernel, but nobody owes its undo"
     parts: list[list[tuple[str, object, str | None]]] = [[]]
     for step in steps:
         if step[0] == "restart":
@@ -69,7 +72,7 @@ async def scenario(steps: list[tuple[str, object, str | None]], directory: Path)
             async with running(directory, kernel=kernel, clock=clock, tasks=tasks, stop_patience=0.001) as rig:
                 for step in part:
                     await take(rig, step)
-                    assert set(kernel.cells) <= set(rig.node.lifecycle.residents), "in the kernel, but nobody owes its undo"
+                    assert set(kernel.cells) <= set(rig.node.lifecycle.residents), owed
         async with running(directory, kernel=kernel, clock=clock, tasks=tasks, stop_patience=0.001) as rig:
             try:
                 await rig.node.stop_all()
@@ -82,8 +85,8 @@ async def scenario(steps: list[tuple[str, object, str | None]], directory: Path)
             assert rig.node.lifecycle.memory_committed == 0
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(STEP, min_size=3, max_size=25))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(STEP, min_size=5, max_size=25))
 def test_nothing_leaks_whatever_happens(steps: list[tuple[str, object, str | None]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(scenario(steps, Path(directory)))
