@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -53,25 +54,34 @@ class Site:
     def gauges(self) -> dict[str, float]:
         """What /metrics says."""
         kept = json.loads((self.state / "credentials.json").read_text())
-        request = urllib.request.Request(kept["url"] + "/metrics", headers={"authorization": f"Bearer {kept['api_key']}"})
+        request = urllib.request.Request(
+            kept["url"] + "/metrics", headers={"authorization": f"Bearer {kept['api_key']}"}
+        )
         with urllib.request.urlopen(request, timeout=10) as answer:
             lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
     def left(self) -> list[str]:
-        """Mounts, groups and processes of this state directory."""
+        """Mounts, groups and loop devices of this state directory, once the kernel had a moment to take them away."""
+        for _ in range(100):
+            found = self._left()
+            if not found:
+                break
+            time.sleep(0.05)
+        return found
+
+    def _left(self) -> list[str]:
         node = "dsec-" + hashlib.sha256(str(self.state).encode()).hexdigest()[:8]
         mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.state) in line]
-        groups = [
-            str(path) for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified") for path in Path(root).glob(f"*/{node}")
-        ]
-        groups += [str(path) for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified") for path in Path(root).glob(node)]
-        loops = [
-            str(path)
-            for path in Path("/sys/block").glob("loop*/loop/backing_file")
-            if str(self.state) in path.read_text()
-        ]
-        return mounts + groups + loops
+        roots = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+        groups = [str(path) for root in roots for pattern in (node, f"*/{node}") for path in root.glob(pattern)]
+        return mounts + groups + [str(path) for path in Path("/sys/block").glob("loop*") if self._backs(path)]
+
+    def _backs(self, loop: Path) -> bool:
+        try:
+            return str(self.state) in (loop / "loop/backing_file").read_text()
+        except OSError:
+            return False
 
 
 def make_rootfs(root: Path) -> Path:

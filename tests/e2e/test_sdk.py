@@ -26,7 +26,24 @@ pytestmark = pytest.mark.root
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "python-3.11:official"
-APPLETS = ("seq", "head", "tr", "kill", "ps", "httpd", "stty", "pwd", "id", "env", "touch", "ln", "mkfifo", "mknod", "mv", "dd")
+APPLETS = (
+    "seq",
+    "head",
+    "tr",
+    "kill",
+    "ps",
+    "httpd",
+    "stty",
+    "pwd",
+    "id",
+    "env",
+    "touch",
+    "ln",
+    "mkfifo",
+    "mknod",
+    "mv",
+    "dd",
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +71,9 @@ async def client(node: Node) -> AsyncIterator[dsec.DSecClient]:
 
 @pytest.fixture
 async def box(client: dsec.DSecClient) -> AsyncIterator[dsec.Sandbox]:
-    async with await client.run_container(dsec.DSecContainerRunArgs(container_image=IMAGE, memory_limit_mb=128)) as made:
+    async with await client.run_container(
+        dsec.DSecContainerRunArgs(container_image=IMAGE, memory_limit_mb=128)
+    ) as made:
         yield made
 
 
@@ -156,7 +175,9 @@ async def test_sessions_keep_state(box: dsec.Sandbox) -> None:
 
 
 async def test_processes_outlive_their_client(node: Node, box: dsec.Sandbox) -> None:
-    process = await box.start(["/bin/sh", "-c", "echo one; read x; echo got $x; exit 5"], keep_stdin=True, request_id="p1")
+    process = await box.start(
+        ["/bin/sh", "-c", "echo one; read x; echo got $x; exit 5"], keep_stdin=True, request_id="p1"
+    )
     async with dsec.DSecClient(node.url, node.api_key) as second:
         other = await (await second.get(box.id)).attach("p1", from_offset=2)
         async with aclosing(other.stream()) as pieces:
@@ -294,7 +315,9 @@ def test_the_blocking_client(node: Node, tmp_path: Path) -> None:
 
 def cli(node: Node, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     env = {**os.environ, "DSEC_URL": node.url, "DSEC_API_KEY": node.api_key}
-    return subprocess.run([sys.executable, "-m", "dsec", *words], env=env, input=stdin, capture_output=True, check=False, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-m", "dsec", *words], env=env, input=stdin, capture_output=True, check=False, timeout=60
+    )
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ pub struct Namespaces {
 }
 
 /// The holder: sets what only a process inside can set, then waits to be killed. Raw calls only, no thread-local storage.
-// SAFETY: called by clone3 alone, with the number of a descriptor.
+// SAFETY: called by clone3 alone, with the number of a descriptor and, 32 bits higher, the server's process id.
 unsafe extern "C" fn hold(argument: usize) -> ! {
     let ready = argument as i32;
-    let answer = end_with_parent()
+    let answer = end_with_parent(argument >> 32)
         .and_then(|_| forbid_nested_namespaces())
         .err()
         .unwrap_or(0);
@@ -43,10 +43,15 @@ unsafe extern "C" fn hold(argument: usize) -> ! {
     }
 }
 
-/// A server that is killed meanwhile must not leave a holder behind.
-fn end_with_parent() -> std::result::Result<isize, i32> {
+/// A server that is killed meanwhile must not leave a holder behind: with it would stay all descriptors of the server.
+fn end_with_parent(parent: usize) -> std::result::Result<isize, i32> {
     let (what, signal) = (libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize);
-    sys(libc::SYS_prctl, [what, signal, 0, 0, 0, 0])
+    let set = sys(libc::SYS_prctl, [what, signal, 0, 0, 0, 0]);
+    // The server may have died before the signal was asked for; then nobody will send it.
+    if sys(libc::SYS_getppid, [0; 6])? as usize != parent {
+        let _ = sys(libc::SYS_exit_group, [1, 0, 0, 0, 0, 0]);
+    }
+    set
 }
 
 fn forbid_nested_namespaces() -> std::result::Result<isize, i32> {
@@ -81,9 +86,10 @@ impl Holder {
         args.stack = stack as u64;
         args.stack_size = STACK as u64;
         let owner = Disguise::effective(owner)?;
+        let argument = report.as_raw_fd() as usize | (std::process::id() as usize) << 32;
         // SAFETY: the stack is fresh and stays mapped until the holder is dead; `hold` never returns and touches no
         // memory but its own stack and constants.
-        let pid = unsafe { raw::clone3(&raw const args, hold, report.as_raw_fd() as usize) };
+        let pid = unsafe { raw::clone3(&raw const args, hold, argument) };
         drop(owner);
         if pid < 0 {
             return Err(Error::new("clone3", "user namespace", -pid as i32));

@@ -2,8 +2,10 @@
 
 import fcntl
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EACCES, EAGAIN
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,8 @@ from dsec.ports.clock import Clock
 __all__ = ["Credentials", "StateDirectory"]
 
 _ID_KEY_BYTES = 32
+# struct flock of 64-bit Linux: type, whence, start, length, process id.
+_FLOCK = "hh4xqqi4x"
 
 
 class Credentials(Struct, frozen=True, kw_only=True):
@@ -40,36 +44,30 @@ class StateDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the directory for this process. Raises Conflict, naming the holder's process id, where another has it."""
-        lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        # A record lock is the process's own: no child that was being made when it died can go on holding it.
+        with self._lock.open("a+b") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (EACCES, EAGAIN):
+                    raise
+                holder = _holder_of(lock.fileno())
                 raise Conflict(f"{self.path} is used by the server with process id {holder}", pid=holder) from error
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n".encode())
+            lock.flush()
             try:
                 yield
             finally:
-                os.ftruncate(lock, 0)
-        finally:
-            os.close(lock)
+                lock.truncate(0)
 
     def holder(self) -> int | None:
-        """Process id of the server that holds the directory; None where none does."""
+        """Process id of the server that holds the directory; None where none does. Not to be asked by the holder itself."""
         try:
-            lock = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
+            with self._lock.open("r+b") as lock:
+                return _holder_of(lock.fileno())
         except FileNotFoundError:
             return None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            text = os.pread(lock, 32, 0).strip()
-            return int(text) if text.isdigit() else None
-        finally:
-            os.close(lock)
-        return None
 
     def id_key(self, clock: Clock) -> bytes:
         """The key of this platform's sandbox ids, made at the first start."""
@@ -91,6 +89,12 @@ class StateDirectory:
     def keep_credentials(self, credentials: Credentials) -> None:
         """Write credentials.json, mode 0600, on the disk when this returns."""
         _write(self._credentials, msgspec.json.format(msgspec.json.encode(credentials)) + b"\n")
+
+
+def _holder_of(lock: int) -> int | None:
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else int(pid)
 
 
 def _write(path: Path, data: bytes) -> None:

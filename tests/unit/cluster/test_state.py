@@ -41,6 +41,23 @@ def test_a_dead_server_holds_nothing(state: StateDirectory) -> None:
     assert state.holder() is None
 
 
+def test_a_child_left_behind_does_not_hold_the_directory(state: StateDirectory) -> None:
+    fork = (
+        "import os, sys; from pathlib import Path; from dsec.cluster.state import StateDirectory\n"
+        "with StateDirectory(Path(sys.argv[1])).locked():\n"
+        "    if os.fork() == 0:\n        sys.stdin.read(); os._exit(0)\n"
+        "    os.kill(os.getpid(), 9)"
+    )
+    with subprocess.Popen([sys.executable, "-c", fork, str(state.path)], stdin=subprocess.PIPE) as server:
+        while server.poll() is None:
+            server.wait(10)
+        assert state.holder() is None
+        with state.locked():
+            pass
+        assert server.stdin is not None
+        server.stdin.close()
+
+
 def test_secrets_are_for_the_owner_alone_and_last(state: StateDirectory) -> None:
     assert state.path.stat().st_mode & 0o777 == 0o700
     key = state.id_key(RealClock())
