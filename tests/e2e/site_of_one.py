@@ -47,6 +47,9 @@ class Site:
     def pid(self) -> int:
         return int((self.state / "server.lock").read_text())
 
+    def url(self) -> str:
+        return str(json.loads((self.state / "credentials.json").read_text())["url"])
+
     def client(self) -> DSecClient:
         kept = json.loads((self.state / "credentials.json").read_text())
         return DSecClient(kept["url"], kept["api_key"])
