@@ -39,7 +39,10 @@ AETHER = Path(dsec.__file__).parent / "_bin/aether"
 
 def _gauges(container: Container) -> dict[str, Gauge]:
     return {
-        "dsec_namespaces_ready": ("sets of namespaces that the next creates find ready", lambda: container.namespaces_ready),
+        "dsec_namespaces_ready": (
+            "sets of namespaces that the next creates find ready",
+            lambda: container.namespaces_ready,
+        ),
         "dsec_pool_free_bytes": ("bytes that the pool of writable layers still takes", container.pool.free),
     }
 

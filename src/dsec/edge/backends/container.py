@@ -43,8 +43,12 @@ _BACKLOG = 512
 class ContainerOptions:
     """Settings of the container backend."""
 
-    pool_device: str | None = setting(None, "block device of the pool of writable layers; none: a sparse file in the state")
-    pool_bytes: int | None = setting(None, "bytes of the pool's file; none: nine tenths of what is free when it is made")
+    pool_device: str | None = setting(
+        None, "block device of the pool of writable layers; none: a sparse file in the state"
+    )
+    pool_bytes: int | None = setting(
+        None, "bytes of the pool's file; none: nine tenths of what is free when it is made"
+    )
     ahead_low: int = setting(16, "sets of namespaces kept ready; below this more are made")
     ahead_high: int = setting(48, "sets of namespaces kept ready at most")
     workers: int = setting(4, "threads for what blocks in the kernel")
