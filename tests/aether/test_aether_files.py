@@ -153,16 +153,16 @@ async def test_a_tree_comes_back_as_it_went(box: Box, pax: bool) -> None:
     )
     reply = await box.put_tree("/tmp/t", tar)
     assert reply == wire.WrittenReply(size=len(tar), sha256=hashlib.sha256(tar).hexdigest())
-    back = tarfile.open(fileobj=io.BytesIO(await box.tree("/tmp/t")))
-    members = {member.name: member for member in back.getmembers()}
-    content = back.extractfile("a/f")
-    assert content is not None and content.read() == data
+    with tarfile.open(fileobj=io.BytesIO(await box.tree("/tmp/t"))) as back:
+        members = {member.name: member for member in back.getmembers()}
+        content = back.extractfile("a/f")
+        assert content is not None and content.read() == data
     assert (members["a/f"].mode, members["a/f"].mtime, members["a"].mode) == (0o640, 1_234_567_890, 0o500)
     assert members["a/hard"].islnk() and members["a/link"].linkname == "/usr/bin/" + "x" * 150
     assert members["a/fifo"].isfifo() and odd in members and "x" * 200 in members and deep + "/deep" in members
     assert members["un/made/file"].mode == 0o755
-    single = tarfile.open(fileobj=io.BytesIO(await box.tree("/tmp/t/a/f")))
-    assert single.getnames() == ["f"]
+    with tarfile.open(fileobj=io.BytesIO(await box.tree("/tmp/t/a/f"))) as single:
+        assert single.getnames() == ["f"]
     await box.agent.call(wire.FileRemoveRequest(path="/tmp/t", user="", recursive=True))
     assert await box.list("/tmp") == []
 

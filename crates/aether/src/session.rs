@@ -187,6 +187,24 @@ fn choose(asked: &str) -> &str {
     }
 }
 
+/// Starts the shell on pipes of our own.
+fn start(aether: &Aether, prepared: &Prepared, number: u32) -> Result<(Child, Pipes), Failure> {
+    let (control_read, control_write) = pipe()?;
+    let (status_read, status_write) = pipe()?;
+    let (out_read, out_write) = pipe()?;
+    let (err_read, err_write) = pipe()?;
+    let streams = Streams::Given([control_read.as_fd(), out_write.as_fd(), err_write.as_fd()]);
+    let target = RawFd::try_from(number).map_err(|_| Failure::runtime("descriptor"))?;
+    let child = prepared.start(aether, streams, Some((status_write.as_fd(), target)))?;
+    drop((control_read, status_write, out_write, err_write));
+    let pipes = Pipes {
+        control: watched(control_write)?,
+        status: watched(status_read)?,
+        output: [watched(out_read)?, watched(err_read)?],
+    };
+    Ok((child, pipes))
+}
+
 async fn begin(aether: &Rc<Aether>, request: &OpenSessionRequest) -> Result<Rc<Session>, Failure> {
     let path = choose(&request.shell);
     let shell = Shell::of(path);
@@ -200,24 +218,13 @@ async fn begin(aether: &Rc<Aether>, request: &OpenSessionRequest) -> Result<Rc<S
         terminal: false,
     })?;
     let number = shell.status_descriptor(request.open_files);
-    let (control_read, control_write) = pipe()?;
-    let (status_read, status_write) = pipe()?;
-    let (out_read, out_write) = pipe()?;
-    let (err_read, err_write) = pipe()?;
-    let streams = Streams::Given([control_read.as_fd(), out_write.as_fd(), err_write.as_fd()]);
-    let target = RawFd::try_from(number).map_err(|_| Failure::runtime("descriptor"))?;
+    let (child, mut pipes) = start(aether, &prepared, number)?;
     let Child {
         pid,
         exit,
         group,
         start,
-    } = prepared.start(aether, streams, Some((status_write.as_fd(), target)))?;
-    drop((control_read, status_write, out_write, err_write));
-    let mut pipes = Pipes {
-        control: watched(control_write)?,
-        status: watched(status_read)?,
-        output: [watched(out_read)?, watched(err_read)?],
-    };
+    } = child;
     let (mut chronus, script) = Chronus::start(shell, number, &nonce()?);
     let ready = async {
         let start = start.reached().await?;
