@@ -41,7 +41,9 @@ async def test_ex1_timeout_ends_the_whole_tree(box: dsec.Sandbox) -> None:
     assert (await box.exec(["true"])).exit_code == 0
 
 
-@pytest.mark.parametrize(("timeout", "sleep", "outcome"), [(1, "0.2", "exited"), (3, "100", "timeout"), (None, "4", "exited")])
+@pytest.mark.parametrize(
+    ("timeout", "sleep", "outcome"), [(1, "0.2", "exited"), (3, "100", "timeout"), (None, "4", "exited")]
+)
 async def test_ex2_the_timeout_asked_is_the_one_used(
     box: dsec.Sandbox, timeout: float | None, sleep: str, outcome: str
 ) -> None:
@@ -164,7 +166,13 @@ async def test_ex12_surroundings_of_the_image(boxes: Boxes) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm", ["rm -rf /bin /usr", "chmod 000 /bin/sh /bin/busybox", "dd if=/dev/zero of=/fill bs=1M 2>/dev/null; true", "kill -9 -1"]
+    "harm",
+    [
+        "rm -rf /bin /usr",
+        "chmod 000 /bin/sh /bin/busybox",
+        "dd if=/dev/zero of=/fill bs=1M 2>/dev/null; true",
+        "kill -9 -1",
+    ],
 )
 async def test_ex14_a_damaged_sandbox_is_told_apart(boxes: Boxes, harm: str) -> None:
     box = await boxes.make(disk_limit_mb=32)

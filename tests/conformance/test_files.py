@@ -48,7 +48,9 @@ async def test_fi1_a_cut_upload_leaves_the_old_file(node: Node, box: dsec.Sandbo
 
 
 async def test_fi3_links_do_not_lead_out(box: dsec.Sandbox) -> None:
-    await box.run_shell("mkdir -p /d/real; echo in > /d/real/f; ln -s /d/real /d/link; ln -s ../../../../etc/passwd /d/up; mkfifo /d/p")
+    await box.run_shell(
+        "mkdir -p /d/real; echo in > /d/real/f; ln -s /d/real /d/link; ln -s ../../../../etc/passwd /d/up; mkfifo /d/p"
+    )
     assert await box.files.read_text("/d/link/f") == "in\n"
     kinds = {entry.path.rsplit("/", 1)[-1]: entry.kind for entry in await box.files.list("/d")}
     assert kinds == {"real": "dir", "link": "symlink", "up": "symlink", "p": "fifo"}

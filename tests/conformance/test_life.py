@@ -26,7 +26,9 @@ async def test_lc1_the_server_is_killed(tmp_path: Path) -> None:
     """Living sandboxes are taken over with their jobs, half-made ones are gone, a process can be attached from its offset."""
     with Node(tmp_path / "s") as node:
         import_images(node, tmp_path)
-        args = dsec.DSecContainerRunArgs(container_image="box:1", memory_limit_mb=64, disk_limit_mb=64, ttl_running_stop=None)
+        args = dsec.DSecContainerRunArgs(
+            container_image="box:1", memory_limit_mb=64, disk_limit_mb=64, ttl_running_stop=None
+        )
         async with dsec.DSecClient(url=node.url, api_key=node.api_key) as client:
             boxes = [item async for item in client.run_containers(args, count=10)]
             assert all(isinstance(box, dsec.Sandbox) for box in boxes)
@@ -69,7 +71,8 @@ async def _cut_create(node: Node, key: str, after: float) -> None:
     _, writer = await asyncio.open_connection(address.hostname, address.port)
     writer.write(
         f"POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {node.api_key}\r\nIdempotency-Key: {key}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
     )
     await writer.drain()
     await asyncio.sleep(after)
@@ -81,9 +84,7 @@ async def test_lc3_a_create_cut_midway(node: Node, client: dsec.DSecClient) -> N
     for step in range(12):
         key = f"lc3-{step}-{random.getrandbits(32)}"
         await _cut_create(node, key, step * 0.001)
-        box = await client.run_container(
-            dsec.DSecContainerRunArgs(**args, labels={"lc3": key}), request_id=key
-        )
+        box = await client.run_container(dsec.DSecContainerRunArgs(**args, labels={"lc3": key}), request_id=key)
         assert (await box.exec(["true"])).exit_code == 0
         assert await living(client, labels={"lc3": key}) == [box.id]
         await box.stop()

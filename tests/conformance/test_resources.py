@@ -51,7 +51,9 @@ async def test_re3_the_disk_limit_holds(boxes: Boxes, where: str) -> None:
     assert result.exit_code == 1 and result.limit == 48 << 20
     assert (await box.files.stat(where)).size <= 49 << 20
     await box.files.remove(where)
-    assert (await box.run_shell("dd if=/dev/zero of=/again bs=1M count=8 2>/dev/null && sync && rm /again")).exit_code == 0
+    assert (
+        await box.run_shell("dd if=/dev/zero of=/again bs=1M count=8 2>/dev/null && sync && rm /again")
+    ).exit_code == 0
 
 
 async def test_re3_deleted_but_open_counts(boxes: Boxes) -> None:

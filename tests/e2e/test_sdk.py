@@ -100,7 +100,9 @@ def test_the_guides_examples_run(node: Node) -> None:
     assert len(examples) >= 5
     env = {**os.environ, "DSEC_URL": node.url, "DSEC_API_KEY": node.api_key}
     for code in examples:
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=60
+        )
         assert (done.returncode, done.stderr) == (0, ""), code
     with dsec.sync.DSecClient(node.url, node.api_key) as client:
         assert client.sandboxes(state="running") == [], "each stops what it started"

@@ -85,7 +85,9 @@ class World(RuleBasedStateMachine):
     def die(self) -> None:
         self.feed(table.Died(self.life.incarnation, End.RUNTIME, "planted"))
 
-    @rule(stale=st.sampled_from([table.Mounted(99), table.Started(99), table.Killed(99), table.Died(99, End.RUNTIME, "")]))
+    @rule(
+        stale=st.sampled_from([table.Mounted(99), table.Started(99), table.Killed(99), table.Died(99, End.RUNTIME, "")])
+    )
     def old_news(self, stale: table.Event) -> None:
         before = self.life
         self.feed(stale)
@@ -156,7 +158,12 @@ def test_planted_faults_are_caught() -> None:
     """The machine above is no better than its power to see a broken table: break it, one rule at a time, and look."""
     survivors = []
     quick = settings(
-        max_examples=400, stateful_step_count=25, deadline=None, database=None, phases=[Phase.generate], report_multiple_bugs=False
+        max_examples=400,
+        stateful_step_count=25,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
     )
     for pair in [
         (State.STARTING, table.Failed),

@@ -39,7 +39,9 @@ _TTL_MAX = 30 * 86400.0
 class SandboxHandlers:
     """Handlers of the sandbox's own routes, called like them. Looking at a sandbox is not activity in it."""
 
-    def __init__(self, door: Door, operations: Operations, execution: Execution, journal: Journal, images: Images) -> None:
+    def __init__(
+        self, door: Door, operations: Operations, execution: Execution, journal: Journal, images: Images
+    ) -> None:
         self._door = door
         self._operations = operations
         self._execution = execution
@@ -99,9 +101,7 @@ class SandboxHandlers:
             return await self._operations.once(resident, key, "exec", fingerprint_of(body), run, ExecResult)
 
 
-def application(
-    lifecycle: Lifecycle, operations: Operations, journal: Journal, images: Images, clock: Clock
-) -> App:
+def application(lifecycle: Lifecycle, operations: Operations, journal: Journal, images: Images, clock: Clock) -> App:
     """The ASGI application; the scope must carry the caller under "dsec.principal"."""
     door = Door(lifecycle)
     execution = Execution(lifecycle, clock)

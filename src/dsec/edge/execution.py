@@ -97,11 +97,15 @@ def _argv(request: ExecRequest) -> tuple[str, ...]:
     if sum(len(part.encode(errors="replace")) + 1 for part in argv) > _ARGV_BYTES_MAX:
         raise InvalidArgument(f"at most {_ARGV_BYTES_MAX} bytes together", field="argv")
     if not argv[0] or any("\0" in part for part in argv):
-        raise InvalidArgument("the first is not empty, none holds NUL", field="argv" if request.shell is None else "shell")
+        raise InvalidArgument(
+            "the first is not empty, none holds NUL", field="argv" if request.shell is None else "shell"
+        )
     return argv
 
 
-def wire_request(resident: Resident, request: ExecRequest, process_id: str, *, keep: bool, stream: bool) -> wire.ExecRequest:
+def wire_request(
+    resident: Resident, request: ExecRequest, process_id: str, *, keep: bool, stream: bool
+) -> wire.ExecRequest:
     """What aether is asked. Raises InvalidArgument naming the field."""
     env, cwd, make_cwd, user = within(resident.surroundings, request.env, request.cwd, request.user)
     return wire.ExecRequest(
@@ -140,7 +144,9 @@ class Execution:
         """Runs a command to its end; cancelling ends its whole process tree. Raises CommandNotFound, CommandNotExecutable,
         InvalidArgument, SandboxLost."""
         if request.pty is not None or request.keep_stdin:
-            raise InvalidArgument("only for a started process", field="pty" if request.pty is not None else "keep_stdin")
+            raise InvalidArgument(
+                "only for a started process", field="pty" if request.pty is not None else "keep_stdin"
+            )
         process_id = name_of(request_id, self._clock)
         wanted = wire_request(resident, request, process_id, keep=False, stream=True)
         with self._lifecycle.active(resident):

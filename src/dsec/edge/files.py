@@ -226,7 +226,8 @@ class Files:
         query = call.query
         if not 1 <= query.depth <= _DEPTH_MAX or not 1 <= query.limit <= _LIST_MAX:
             raise InvalidArgument(
-                f"depth 1 to {_DEPTH_MAX}, limit 1 to {_LIST_MAX}", field="limit" if 1 <= query.depth <= _DEPTH_MAX else "depth"
+                f"depth 1 to {_DEPTH_MAX}, limit 1 to {_LIST_MAX}",
+                field="limit" if 1 <= query.depth <= _DEPTH_MAX else "depth",
             )
         found: list[FileView] = []
         with self._door.enter(call) as resident:
@@ -289,7 +290,9 @@ class Files:
 
     async def write_tree(self, call: Call[PathQuery, None]) -> TreeWritten:
         with self._door.enter(call) as resident:
-            request = wire.TreeWriteRequest(path=_path(resident, call.query.path), user=_user(resident, call.query.user))
+            request = wire.TreeWriteRequest(
+                path=_path(resident, call.query.path), user=_user(resident, call.query.user)
+            )
 
             async def run() -> TreeWritten:
                 written = await self._write(resident, request, call)

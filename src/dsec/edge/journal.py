@@ -134,9 +134,7 @@ class Journal:
     def next_epoch(self) -> int:
         """The number of this start of the edge: 1, 2, ..."""
         with _typed():
-            self._db.execute(
-                "INSERT INTO meta VALUES ('epoch', 1) ON CONFLICT (name) DO UPDATE SET value = value + 1"
-            )
+            self._db.execute("INSERT INTO meta VALUES ('epoch', 1) ON CONFLICT (name) DO UPDATE SET value = value + 1")
             return int(self._db.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()[0])
 
     @contextmanager
@@ -147,7 +145,9 @@ class Journal:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                if self._db.in_transaction:  # SQLite has rolled back by itself after some errors, a full disk among them
+                if (
+                    self._db.in_transaction
+                ):  # SQLite has rolled back by itself after some errors, a full disk among them
                     self._db.execute("ROLLBACK")
                 raise
 

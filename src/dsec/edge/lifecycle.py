@@ -38,9 +38,13 @@ class LifecycleSettings:
     """Settings of an edge's lifecycle."""
 
     starts_at_once: int = setting(16, "sandboxes being started at any moment; more of them wait (phase `queue`)")
-    create_grace: float = setting(10.0, "seconds that a create with an idempotency key goes on after its caller went away")
+    create_grace: float = setting(
+        10.0, "seconds that a create with an idempotency key goes on after its caller went away"
+    )
     stop_patience: float = setting(30.0, "seconds that a stop waits for the end before it answers with state stopping")
-    memory_overcommit: float = setting(32.0, "memory limits of all sandboxes together may be this many times the host's memory")
+    memory_overcommit: float = setting(
+        32.0, "memory limits of all sandboxes together may be this many times the host's memory"
+    )
     memory_reserve_mb: int = setting(256, "MiB of memory that must really be available for a create to be admitted")
     sandboxes: int = setting(3200, "most sandboxes on the node")
     busy_retry_after: float = setting(1.0, "seconds after which a client that was turned away is told to try again")
@@ -423,7 +427,9 @@ class Lifecycle:
         task = asyncio.current_task()
         while resident.todo:
             action = resident.todo.popleft()
-            event: table.Event = table.Failed(action.incarnation, False, resident.life.end or End.STOPPED, "it was given up")
+            event: table.Event = table.Failed(
+                action.incarnation, False, resident.life.end or End.STOPPED, "it was given up"
+            )
             try:
                 if not resident.aborting:
                     resident.acting = True
@@ -464,7 +470,9 @@ class Lifecycle:
         except Exception as error:  # noqa: BLE001 - whatever it is, what was begun must still be undone
             incident = self._on.clock.random(8).hex()
             _log.error("incident %s in %s of %s", incident, type(action).__name__, resident.id, exc_info=error)
-            resident.failure = RuntimeFailure(f"the platform failed; its log has incident {incident}", incident=incident)
+            resident.failure = RuntimeFailure(
+                f"the platform failed; its log has incident {incident}", incident=incident
+            )
             left, end, reason = True, End.INTERNAL, f"incident {incident}"
         return table.Failed(n, left, end, reason) if acquiring else table.Stuck(n, reason)
 

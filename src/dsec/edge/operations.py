@@ -39,8 +39,12 @@ _encode = msgspec.msgpack.Encoder().encode
 class OperationSettings:
     """Settings of the ordered log."""
 
-    kept_stream_kib: int = setting(64, "KiB of each output stream of a result that are kept for a repeat of its request_id")
-    kept_seconds: float = setting(3600.0, "seconds that a result is kept; a later repeat is a Conflict, never a second run")
+    kept_stream_kib: int = setting(
+        64, "KiB of each output stream of a result that are kept for a repeat of its request_id"
+    )
+    kept_seconds: float = setting(
+        3600.0, "seconds that a result is kept; a later repeat is a Conflict, never a second run"
+    )
     grace: float = setting(2.0, "seconds that an operation with a request_id goes on after its caller went away")
 
     def __post_init__(self) -> None:
@@ -169,11 +173,15 @@ class Operations:
                 del resident.running[key]
             except DSecError as error:
                 outcome.append(error)
-                self._finish(resident, key, _encode(_Recorded(code=error.code, detail=error.detail, fields=error.fields)))
+                self._finish(
+                    resident, key, _encode(_Recorded(code=error.code, detail=error.detail, fields=error.fields))
+                )
             except Exception as error:  # noqa: BLE001 - told as an incident, and recorded: it may have acted
                 known = failure(error, self._clock, operation.kind)
                 outcome.append(known)
-                self._finish(resident, key, _encode(_Recorded(code=known.code, detail=known.detail, fields=known.fields)))
+                self._finish(
+                    resident, key, _encode(_Recorded(code=known.code, detail=known.detail, fields=known.fields))
+                )
             except asyncio.CancelledError:
                 self._finish(resident, key, None, Phase.CANCELLED)
                 raise

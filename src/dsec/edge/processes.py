@@ -218,9 +218,7 @@ class Processes:
                 task.cancel()
         return found
 
-    async def _outward(
-        self, resident: Resident, process_id: str, channel: Channel, socket: Socket
-    ) -> DSecError | None:
+    async def _outward(self, resident: Resident, process_id: str, channel: Channel, socket: Socket) -> DSecError | None:
         try:
             while True:
                 frame = await channel.receive()

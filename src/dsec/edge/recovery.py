@@ -36,15 +36,15 @@ async def recover(lifecycle: Lifecycle, parts: Parts) -> tuple[int, int]:
     return sum(taken), len(taken) - sum(taken)
 
 
-async def _recover_one(
-    lifecycle: Lifecycle, parts: Parts, row: Row, events: list[tuple[table.Event, float]]
-) -> bool:
+async def _recover_one(lifecycle: Lifecycle, parts: Parts, row: Row, events: list[tuple[table.Event, float]]) -> bool:
     life = table.SandboxLife()
     for event, at in events:
         life, _ = table.step(life, event, at)
     backend = parts.backends.get(row.spec.backend)
     if backend is None:
-        _log.error("sandbox %s: this node has no %s backend any more; it stays in the journal", row.id, row.spec.backend)
+        _log.error(
+            "sandbox %s: this node has no %s backend any more; it stays in the journal", row.id, row.spec.backend
+        )
         return False
     if life.retry_at is not None:
         life = replace(life, retry_at=None)

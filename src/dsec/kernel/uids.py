@@ -132,7 +132,7 @@ def _blocks(run: Path) -> list[int]:
 
 
 def _owner_of(path: Path) -> str:
-    """"" where the block was given up meanwhile."""
+    """ "" where the block was given up meanwhile."""
     try:
         return path.read_text("utf-8", "replace")
     except FileNotFoundError:

@@ -96,7 +96,9 @@ def _check_map(field: str, texts: Mapping[str, str]) -> None:
         size += len(key) + len(value) + 2
         if not key or "\0" in key or "\0" in value or (field == "env" and "=" in key):
             raise InvalidArgument("names are not empty and hold no `=`, nothing holds NUL", field=f"{field}.{key[:64]}")
-    if field == "labels" and (len(texts) > _MAP_MAX or any(len(k) > _TEXT_MAX or len(v) > _TEXT_MAX for k, v in texts.items())):
+    if field == "labels" and (
+        len(texts) > _MAP_MAX or any(len(k) > _TEXT_MAX or len(v) > _TEXT_MAX for k, v in texts.items())
+    ):
         raise InvalidArgument(f"at most {_MAP_MAX} labels of at most {_TEXT_MAX} characters", field="labels")
     if size > _ENV_BYTES_MAX:
         raise InvalidArgument(f"at most {_ENV_BYTES_MAX} bytes together", field=field)
@@ -110,9 +112,7 @@ def _check_mount(field: str, mount: MountSpec) -> None:
         raise InvalidArgument("an absolute path other than / without . and ..", field=f"{field}.target")
 
 
-def admit(
-    spec: SandboxSpec, backends: Mapping[str, Capabilities], room: Room, committed: Committed
-) -> None:
+def admit(spec: SandboxSpec, backends: Mapping[str, Capabilities], room: Room, committed: Committed) -> None:
     """Raises Unsupported where this node can never start `spec`, Busy where it cannot now."""
     offered = backends.get(spec.backend)
     if offered is None or not offered.available:
@@ -125,6 +125,8 @@ def admit(
     if committed.sandboxes >= room.sandboxes:
         raise Busy(f"the node has its {room.sandboxes} sandboxes", retry_after=room.retry_after, limit="sandboxes")
     if committed.memory_bytes + memory > most:
-        raise Busy("the memory limits of the node's sandboxes leave no room", retry_after=room.retry_after, limit="memory")
+        raise Busy(
+            "the memory limits of the node's sandboxes leave no room", retry_after=room.retry_after, limit="memory"
+        )
     if committed.memory_available < room.memory_reserve_bytes:
         raise Busy("the node is short of memory", retry_after=room.retry_after, limit="memory_available")

@@ -56,11 +56,15 @@ def decide(
     if known is None:
         return Decision.RUN
     if known.kind != kind or known.fingerprint != fingerprint:
-        raise Conflict("this request_id belongs to another request", request_id=known.request_id, sequence=known.sequence)
+        raise Conflict(
+            "this request_id belongs to another request", request_id=known.request_id, sequence=known.sequence
+        )
     if running:
         return Decision.WAIT
     if known.phase is Phase.CANCELLED:
-        raise Conflict("the first request was cancelled; it is not run again", request_id=known.request_id, state="cancelled")
+        raise Conflict(
+            "the first request was cancelled; it is not run again", request_id=known.request_id, state="cancelled"
+        )
     if known.phase is Phase.BEGUN:
         raise RuntimeFailure(
             "the edge restarted during the first request; it is not run again and its result is unknown",
@@ -68,5 +72,7 @@ def decide(
             state="interrupted",
         )
     if not known.kept or now >= known.at + retention.seconds:
-        raise Conflict("the result is no longer kept; it is not run again", request_id=known.request_id, state="forgotten")
+        raise Conflict(
+            "the result is no longer kept; it is not run again", request_id=known.request_id, state="forgotten"
+        )
     return Decision.REPLAY

@@ -35,6 +35,10 @@ def verdict(
         return Outcome.OUT_OF_MEMORY, float(usage.memory_limit_bytes)
     if usage.pids_refused > before.pids_refused:
         return Outcome.PIDS_LIMIT, float(pids_limit)
-    if usage.disk_bytes is not None and usage.disk_limit_bytes and usage.disk_limit_bytes - usage.disk_bytes < DISK_SLACK:
+    if (
+        usage.disk_bytes is not None
+        and usage.disk_limit_bytes
+        and usage.disk_limit_bytes - usage.disk_bytes < DISK_SLACK
+    ):
         return Outcome.DISK_LIMIT, float(usage.disk_limit_bytes)
     return outcome, None

@@ -316,7 +316,12 @@ class FakeChannel:
                     await self._put(_missing("process"))
                 else:
                     await self._attach(found, request.stream, (request.stdout_from, request.stderr_from))
-            case wire.FileReadRequest() | wire.FileWriteRequest() | wire.FileStatRequest() | wire.FileRemoveRequest() as file:
+            case (
+                wire.FileReadRequest()
+                | wire.FileWriteRequest()
+                | wire.FileStatRequest()
+                | wire.FileRemoveRequest() as file
+            ):
                 await self._file(file)
             case wire.FileListRequest() as request:
                 await self._list(request)
@@ -406,7 +411,12 @@ class FakeChannel:
         else:
             self._agent.sessions[request.session_id] = info
         return wire.EndedReply(
-            outcome="exited", exit_code=0, stdout_total=len(request.command), stderr_total=0, duration_ms=1.0, session_ended=ends
+            outcome="exited",
+            exit_code=0,
+            stdout_total=len(request.command),
+            stderr_total=0,
+            duration_ms=1.0,
+            session_ended=ends,
         )
 
     async def _on_process(

@@ -51,7 +51,11 @@ class App:
     """
 
     def __init__(
-        self, routes: Sequence[Route], handlers: Mapping[str, Handler | SocketHandler], clock: Clock, guard: Guard | None = None
+        self,
+        routes: Sequence[Route],
+        handlers: Mapping[str, Handler | SocketHandler],
+        clock: Clock,
+        guard: Guard | None = None,
     ) -> None:
         self._clock = clock
         self._guard = guard

@@ -26,7 +26,9 @@ PRINCIPAL = Principal(name="tester", project="root/team", permissions=frozenset(
 class Rig:
     """One running node and what it stands on."""
 
-    def __init__(self, node: Node, clock: VirtualClock, kernel: FakeKernel, backend: FakeBackend, images: FakeImages) -> None:
+    def __init__(
+        self, node: Node, clock: VirtualClock, kernel: FakeKernel, backend: FakeBackend, images: FakeImages
+    ) -> None:
         self.node = node
         self.clock = clock
         self.kernel = kernel

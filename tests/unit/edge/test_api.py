@@ -82,7 +82,13 @@ async def test_impossible_commands_name_their_field(rig: Rig, body: dict[str, An
 async def test_image_sandbox_and_call_surroundings(rig: Rig) -> None:
     rig.images.configs["full"] = ImageConfig(env=("PATH=/opt/x", "A=b c"), user="1234:5678", working_dir="/w")
     view = await rig.create(replace(SPEC, container_image="full", env={"B": "2"}))
-    assert result(await rig.exec(view, "env")).stdout.decode().split("\n") == ["PATH=/opt/x", "A=b c", "B=2", "cwd=/w", "user=1234:5678"]
+    assert result(await rig.exec(view, "env")).stdout.decode().split("\n") == [
+        "PATH=/opt/x",
+        "A=b c",
+        "B=2",
+        "cwd=/w",
+        "user=1234:5678",
+    ]
     [asked] = rig.agent(view).requests
     assert isinstance(asked, wire.ExecRequest) and asked.make_cwd and asked.open_files == SPEC.open_files_limit
     found = result(await rig.exec(view, "env", cwd="/tmp", user="root", env={"A": "z"})).stdout.decode().split("\n")
@@ -156,7 +162,10 @@ async def test_a_request_id_runs_once(rig: Rig) -> None:
     for body in ({"argv": ["count", "other"]}, {"argv": ["count"], "timeout": 5}):
         answer = await rig.call(view, "POST", "/exec", json=body, headers={"Idempotency-Key": "k/1 x"})
         assert (answer.status, answer.json()["code"]) == (409, "conflict")
-    for same in ({"argv": ["count"], "output_limit": 1 << 20, "timeout": None}, {"argv": ["count"], "env": {}, "stdin": ""}):
+    for same in (
+        {"argv": ["count"], "output_limit": 1 << 20, "timeout": None},
+        {"argv": ["count"], "env": {}, "stdin": ""},
+    ):
         repeat = await rig.call(view, "POST", "/exec", json=same, headers={"Idempotency-Key": "k/1 x"})
         assert result(repeat).stdout == b"1", "a default written out is the same request"
     rig.clock.advance(3599.0)
@@ -196,7 +205,9 @@ async def test_a_caller_that_goes_ends_its_command(rig: Rig) -> None:
     for key in (None, "k"):
         gone = asyncio.Event()
         headers = {"Idempotency-Key": key} if key else {}
-        task = asyncio.ensure_future(rig.call(view, "POST", "/exec", json={"argv": ["hang"]}, gone=gone, headers=headers))
+        task = asyncio.ensure_future(
+            rig.call(view, "POST", "/exec", json={"argv": ["hang"]}, gone=gone, headers=headers)
+        )
         await until(lambda: bool(rig.agent(view).processes))
         gone.set()
         await task
@@ -236,7 +247,9 @@ async def test_coming_back_in_time(rig: Rig) -> None:
 
 async def test_processes(rig: Rig) -> None:
     view = await rig.create()
-    started = (await rig.call(view, "POST", "/processes", json={"argv": ["hang"]}, headers={"Idempotency-Key": "job"})).json()
+    started = (
+        await rig.call(view, "POST", "/processes", json={"argv": ["hang"]}, headers={"Idempotency-Key": "job"})
+    ).json()
     assert (started["id"], started["running"]) == ("job", True)
     again = await rig.call(view, "POST", "/processes", json={"argv": ["hang"]}, headers={"Idempotency-Key": "job"})
     assert (again.status, again.json()["pid"]) == (201, started["pid"])
@@ -413,7 +426,11 @@ async def test_http_to_a_port(rig: Rig) -> None:
 
     rig.agent(view).listeners[8000] = server
     answer = await rig.call(
-        view, "POST", "/http/8000/a//b%20c", body=[b"bo", b"dy"], headers={"authorization": "Bearer SECRET", "content-length": "4"}
+        view,
+        "POST",
+        "/http/8000/a//b%20c",
+        body=[b"bo", b"dy"],
+        headers={"authorization": "Bearer SECRET", "content-length": "4"},
     )
     assert (answer.status, answer.body, answer.headers["x-a"]) == (201, b"hello", "b")
     assert "x-hop" not in answer.headers and "connection" not in answer.headers

@@ -230,7 +230,9 @@ async def test_death_is_told(rig: Rig) -> None:
 async def test_others_do_not_see_it(rig: Rig) -> None:
     view = await rig.create(project="root/other")
     for method, rest in (("GET", ""), ("DELETE", ""), ("POST", "/exec"), ("GET", "/files/stat")):
-        answer = await rig.call(view, method, rest, json={"argv": ["true"]}, **({"path": "/"} if "files" in rest else {}))
+        answer = await rig.call(
+            view, method, rest, json={"argv": ["true"]}, **({"path": "/"} if "files" in rest else {})
+        )
         assert (answer.status, answer.json()["code"]) == (404, "not_found")
     assert rig.cell(view)
 
@@ -333,9 +335,18 @@ async def test_the_story(rig: Rig) -> None:
     await rig.call(view, "DELETE")
     story = [(each["event"], each["fields"]) for each in (await rig.call(view, "GET", "/events")).json()]
     names = [name for name, _ in story]
-    assert names == ["Requested", "Mounted", "Started", "exec", "Observed", "StopAsked", "Killed", "Unmounted"] or sorted(
-        names
-    ) == sorted(["Requested", "Mounted", "Started", "exec", "Observed", "StopAsked", "Killed", "Unmounted"])
+    assert names == [
+        "Requested",
+        "Mounted",
+        "Started",
+        "exec",
+        "Observed",
+        "StopAsked",
+        "Killed",
+        "Unmounted",
+    ] or sorted(names) == sorted(
+        ["Requested", "Mounted", "Started", "exec", "Observed", "StopAsked", "Killed", "Unmounted"]
+    )
     assert ("exec", {"request_id": "one", "sequence": 1, "phase": "ended"}) in story
     assert any(fields.get("what") == "out_of_memory" for _, fields in story)
 

@@ -139,7 +139,9 @@ def test_the_ordered_log_never_runs_twice() -> None:
     kept = Retention(seconds=10.0)
     known = Operation(1, "r", "exec", b"f", Phase.ENDED, 100.0, kept=True)
 
-    def decided(known: Operation | None, *, kind: str = "exec", mark: bytes = b"f", running: bool = False, now: float = 101.0) -> Decision:
+    def decided(
+        known: Operation | None, *, kind: str = "exec", mark: bytes = b"f", running: bool = False, now: float = 101.0
+    ) -> Decision:
         return decide(known, kind, mark, running=running, now=now, retention=kept)
 
     assert decided(None) is Decision.RUN

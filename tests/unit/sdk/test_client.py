@@ -71,7 +71,9 @@ async def test_a_wrong_key_is_unauthenticated(server: Server) -> None:
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
-async def test_a_cut_connection_repeats_with_the_same_id_and_runs_once(server: Server, box: dsec.Sandbox, fault: str) -> None:
+async def test_a_cut_connection_repeats_with_the_same_id_and_runs_once(
+    server: Server, box: dsec.Sandbox, fault: str
+) -> None:
     setattr(server.faults, fault, 2)
     result = await box.exec(["echo", "x"])
     assert result.stdout == b"x\n"
@@ -104,7 +106,9 @@ async def test_a_request_id_of_the_callers_is_sent_and_checked(server: Server, b
             await box.exec(["true"], request_id=wrong)
 
 
-async def test_no_answer_is_deadline_exceeded(server: Server, box: dsec.Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_answer_is_deadline_exceeded(
+    server: Server, box: dsec.Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dsec.sdk._async.sandbox.MARGIN", 0.05)
     server.faults.hang = True
     with pytest.raises(dsec.DeadlineExceeded):

@@ -43,7 +43,9 @@ def test_the_public_names_are_exactly_these() -> None:
 
 
 def test_every_error_of_the_taxonomy_is_public() -> None:
-    kinds = {name for name in dir(sys.modules["dsec.model.errors"]) if isinstance(getattr(dsec.model.errors, name), type)}
+    kinds = {
+        name for name in dir(sys.modules["dsec.model.errors"]) if isinstance(getattr(dsec.model.errors, name), type)
+    }
     errors = {name for name in kinds if issubclass(getattr(dsec.model.errors, name), dsec.DSecError)}
     assert errors <= set(PUBLIC)
 
@@ -91,15 +93,19 @@ def test_every_public_thing_has_a_docstring() -> None:
 
 
 def test_the_blocking_face_is_the_generated_one() -> None:
-    done = subprocess.run([sys.executable, ROOT / "tools/unasync.py", "--check"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools/unasync.py", "--check"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_unused_rule_of_the_generator_is_an_error(tmp_path: Path) -> None:
-    text = (ROOT / "tools/unasync.py").read_text().replace('WORDS = {', 'WORDS = {"no such words": "x",')
+    text = (ROOT / "tools/unasync.py").read_text().replace("WORDS = {", 'WORDS = {"no such words": "x",')
     text = text.replace("Path(__file__).resolve().parent.parent", f"Path({str(ROOT)!r})")
     (tmp_path / "changed.py").write_text(text)
-    done = subprocess.run([sys.executable, tmp_path / "changed.py", "--check"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "changed.py", "--check"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1 and "no such words" in done.stderr
 
 
@@ -109,7 +115,17 @@ def test_importing_a_room_loads_no_client() -> None:
 
 
 def test_the_client_needs_only_client_dependencies() -> None:
-    node = ("starlette", "uvicorn", "uvloop", "sqlalchemy", "zstandard", "cryptography", "dsec._core", "dsec.kernel", "dsec.edge")
+    node = (
+        "starlette",
+        "uvicorn",
+        "uvloop",
+        "sqlalchemy",
+        "zstandard",
+        "cryptography",
+        "dsec._core",
+        "dsec.kernel",
+        "dsec.edge",
+    )
     code = f"import sys, dsec.sync; dsec.DSecClient; print([n for n in {node!r} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
