@@ -68,7 +68,7 @@ async def test_a_server_killed_in_a_burst_comes_back_with_what_lives(site: Site,
     async with client_of(site) as client:
 
         async def burst() -> None:
-            async for item in client.run_containers(ARGS, count=100, window=8):
+            async for item in client.run_containers(ARGS, count=1000, window=8):
                 if isinstance(item, dsec.Sandbox):
                     made.append(item.id)
 

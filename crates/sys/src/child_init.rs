@@ -41,8 +41,16 @@ pub fn become_init() -> Result<OwnedFd> {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 64 * 1024);
         libc::mallopt(libc::M_TRIM_THRESHOLD, 64 * 1024);
         libc::mallopt(libc::M_ARENA_MAX, 1);
-        for signal in 1..=64 {
-            libc::signal(signal, libc::SIG_DFL);
+        // All zeros is the kernel's default action. The C library would refuse its own signals, 32 and 33.
+        let default = [0_u64; 4];
+        for signal in 1..=64_i64 {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                default.as_ptr(),
+                ptr::null_mut::<u64>(),
+                8_usize,
+            );
         }
         libc::signal(libc::SIGPIPE, libc::SIG_IGN);
         for number in 0..3 {
