@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, CWD};
 
 use crate::failure::Failure;
 
@@ -31,7 +31,8 @@ pub fn resolve(user: &str) -> Result<Account, Failure> {
 fn read(path: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) else {
+    // A symlink into /proc/self/fd would lead through aether's own descriptors out of the sandbox.
+    let Ok(file) = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) else {
         return bytes;
     };
     let regular = rustix::fs::fstat(&file).map(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use dsec_chronus::{Chronus, Event, Shell};
 use dsec_proto::{OpenSessionRequest, Reply, SessionInfo, SessionReply};
 use dsec_sys::Streams;
+use rustix::fs::{Mode, OFlags, ResolveFlags, CWD};
 use tokio::sync::{oneshot, Notify};
 
 use crate::channel::Channel;
@@ -181,10 +182,16 @@ pub async fn open(aether: &Rc<Aether>, channel: &mut Channel, request: OpenSessi
 /// The shell to start: the asked one, else bash, else sh.
 fn choose(asked: &str) -> &str {
     match asked {
-        "" if rustix::fs::access("/bin/bash", rustix::fs::Access::EXISTS).is_ok() => "/bin/bash",
+        "" if is_there("/bin/bash") => "/bin/bash",
         "" => "/bin/sh",
         asked => asked,
     }
+}
+
+/// A magic link would lead out of the sandbox through aether's own descriptors: such a name counts as not there.
+fn is_there(path: &str) -> bool {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS).is_ok()
 }
 
 /// Starts the shell on pipes of our own.

@@ -187,11 +187,12 @@ fn run(launch: &Launch<'_>, argv: &[*const c_char], env: &[*const c_char], out: 
     raise_score()?;
     enter_namespace(&launch.entry)?;
     limit(launch.open_files)?;
+    forget_descriptors(launch, *out);
     make_directories(launch.make);
     restrict(&launch.entry)?;
     become_user(&launch.entry)?;
     streams(&launch.streams)?;
-    extra(launch.extra)?;
+    extra(launch.extra, *out)?;
     // SAFETY: the path is NUL-terminated and lives past the call.
     judge(unsafe { libc::chdir(launch.cwd.as_ptr()) }.into(), Stage::Directory)?;
     execute(launch.programs, argv, env)
@@ -392,14 +393,40 @@ fn terminal(devpts: BorrowedFd<'_>, sender: BorrowedFd<'_>, cols: u16, rows: u16
     Ok(())
 }
 
-/// Puts the further descriptor in its place and marks every other one close-on-exec.
-fn extra(extra: Option<(BorrowedFd<'_>, RawFd)>) -> Step {
-    let close = |first: u32, last: u32| {
-        // SAFETY: plain numbers.
-        unsafe { libc::syscall(libc::SYS_close_range, first, last, libc::CLOSE_RANGE_CLOEXEC) }
-    };
+/// Closes what the command is not given, before any path of the sandbox's choosing is walked: `/proc/self/fd/N` in a
+/// directory's or program's name would lead through aether's cgroup directories out of the sandbox.
+fn forget_descriptors(launch: &Launch<'_>, report: RawFd) {
+    let further = launch.extra.map_or(report, |(source, _)| source.as_raw_fd());
+    match &launch.streams {
+        Streams::Given([input, output, error]) => {
+            let streams = [input.as_raw_fd(), output.as_raw_fd(), error.as_raw_fd()];
+            close_but([report, further, streams[0], streams[1], streams[2]]);
+        }
+        Streams::Terminal { devpts, sender, .. } => {
+            close_but([report, further, devpts.as_raw_fd(), sender.as_raw_fd()]);
+        }
+    }
+}
+
+/// Closes every descriptor from 3 on that is not among `kept`.
+fn close_but<const N: usize>(mut kept: [RawFd; N]) {
+    // SAFETY: plain numbers; nothing in this process drops a descriptor that it owned.
+    let close = |first: RawFd, last: libc::c_uint| unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    kept.sort_unstable();
+    let mut first = 3;
+    for number in kept {
+        if number > first {
+            close(first, number as libc::c_uint - 1);
+        }
+        first = first.max(number + 1);
+    }
+    close(first, libc::c_uint::MAX);
+}
+
+/// Puts the further descriptor in its place and closes every other one but the report's, which the program's start closes.
+fn extra(extra: Option<(BorrowedFd<'_>, RawFd)>, report: RawFd) -> Step {
     let Some((source, target)) = extra else {
-        close(3, u32::MAX);
+        close_but([report]);
         return Ok(());
     };
     // SAFETY: the target is neither the report nor one of the standard three.
@@ -411,8 +438,7 @@ fn extra(extra: Option<(BorrowedFd<'_>, RawFd)>) -> Step {
         };
         judge(put.into(), Stage::Streams)?;
     }
-    close(3, target as u32 - 1);
-    close(target as u32 + 1, u32::MAX);
+    close_but([report, target]);
     Ok(())
 }
 
