@@ -81,6 +81,7 @@ class Server:
         self.by_request: dict[str, SandboxView] = {}
         self.jobs: dict[str, Job] = {}
         self.cancelled = 0
+        self.closing = ""
         self.http_headers: dict[str, str] = {}
         self.tree: bytes | None = None
         self.tasks: set[asyncio.Task[None]] = set()
@@ -352,7 +353,7 @@ class Server:
         return answer(await self.execute(ExecRequest(shell=order.command, timeout=order.timeout), "r"))
 
     async def close_session(self, request: web.Request) -> web.Response:
-        return web.Response(status=204)
+        return failing(self.closing, what="session") if self.closing else web.Response(status=204)
 
     def local(self, path: str) -> Path:
         return self.root / path.lstrip("/")

@@ -30,10 +30,13 @@ class DSecError(Exception):
     retryable: ClassVar[bool] = False
     sentence: ClassVar[str] = ""
     hint: ClassVar[str] = ""
-    is_infra_error: ClassVar[bool] = False
+    is_infra_error: bool = False
 
     def __init__(self, detail: str = "", **fields: FieldValue) -> None:
-        super().__init__(detail or self.sentence)
+        text, field = detail or self.sentence, fields.get("field")
+        super().__init__(text if field is None or str(field) in text else f"{{field}}: {{text}}")
+        if isinstance(infra := fields.get("infra"), bool):
+            self.is_infra_error = infra  # a sandbox may have ended by its caller's doing
         self.detail = detail
         self.fields = fields
 

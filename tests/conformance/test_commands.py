@@ -195,7 +195,18 @@ async def test_cancelling_an_exec_ends_its_tree(box: dsec.Sandbox) -> None:
     await eventually(lambda: running(2))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await eventually(lambda: running(0))
+    await eventually(lambda: running(0), 0.5)
+
+
+async def test_a_session_after_a_cancelled_command(box: dsec.Sandbox) -> None:
+    session = await box.open_session()
+    await session.run("x=kept")
+    task = asyncio.create_task(session.run("sleep 602"))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    assert (await session.run("echo $x")).text == "kept\n"
+    assert (await session.run("exit 3")).exit_code == 3
+    await session.close()
 
 
 async def test_a_request_id_runs_once(box: dsec.Sandbox) -> None:

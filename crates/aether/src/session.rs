@@ -45,6 +45,10 @@ pub struct Session {
     /// None while a command runs: the command's connection has them.
     rest: RefCell<Option<Resting>>,
     busy: Cell<bool>,
+    /// The command in it is wanted by nobody any more and is being ended.
+    pub leaving: Cell<bool>,
+    /// Told when a command has given the streams back.
+    freed: Notify,
 }
 
 /// Our ends of a shell's descriptors.
@@ -94,16 +98,17 @@ impl Session {
         }
     }
 
-    /// Takes the streams for one command.
+    /// Takes the streams for one command. One before it that was given up is waited for; it has little time left.
     pub async fn take(&self) -> Result<(Pipes, Between), Failure> {
-        if self.busy.replace(true) {
-            return Err(Failure::new(
-                "conflict",
-                "session",
-                "the session is busy with another command",
-            ));
+        while self.busy.replace(true) {
+            if !self.leaving.get() {
+                let told = "the session is busy with another command";
+                return Err(Failure::new("conflict", "session", told));
+            }
+            self.freed.notified().await;
         }
         let Some(Resting { stop, task }) = self.rest.take() else {
+            self.free();
             return Err(Failure::missing("session", "the session has ended"));
         };
         let _ = stop.send(());
@@ -114,7 +119,13 @@ impl Session {
     /// Gives the streams back after a command.
     pub fn give_back(&self, pipes: Pipes) {
         self.rest.replace(Some(rest(pipes)));
+        self.free();
+    }
+
+    fn free(&self) {
+        self.leaving.set(false);
         self.busy.set(false);
+        self.freed.notify_one();
     }
 
     pub fn kill(&self) {
@@ -257,6 +268,8 @@ async fn begin(aether: &Rc<Aether>, request: &OpenSessionRequest) -> Result<Rc<S
         buried: Notify::new(),
         rest: Some(rest(pipes)).into(),
         busy: Cell::new(false),
+        leaving: Cell::new(false),
+        freed: Notify::new(),
     }))
 }
 

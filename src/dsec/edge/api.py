@@ -18,6 +18,7 @@ from dsec.edge.routes import (
     ROUTES,
     SANDBOX_ROUTES,
     SESSION_ROUTES,
+    CancelQuery,
     RenewQuery,
 )
 from dsec.edge.sessions import Sessions
@@ -37,7 +38,7 @@ _TTL_MAX = 30 * 86400.0
 
 
 class SandboxHandlers:
-    """Handlers of the sandbox's own routes, called like them. Looking at a sandbox is not activity in it."""
+    """Handlers of the sandbox's own routes, called like them. Each but a stop moves its idle end."""
 
     def __init__(
         self, door: Door, operations: Operations, execution: Execution, journal: Journal, images: Images
@@ -49,7 +50,7 @@ class SandboxHandlers:
         self._images = images
 
     async def get_sandbox(self, call: Call[None, None]) -> SandboxView:
-        return self._door.view(call)
+        return self._door.visit(call)
 
     async def delete_sandbox(self, call: Call[None, None]) -> SandboxView:
         view = self._door.view(call)
@@ -73,11 +74,10 @@ class SandboxHandlers:
         return await self._operations.once(resident, call.request_id, "renew", mark, run, SandboxView)
 
     async def sandbox_usage(self, call: Call[None, None]) -> Usage:
-        resident = self._door.look(call)
-        resident.live_agent()
-        usage = await self._execution.usage(resident)
-        if usage is None:
-            raise resident.lost("the sandbox cannot be measured")
+        with self._door.enter(call) as resident:
+            usage = await self._execution.usage(resident)
+            if usage is None:
+                raise resident.lost("the sandbox cannot be measured")
         return replace(usage, image_bytes_read=self._image_bytes(resident)) if usage.image_bytes_read is None else usage
 
     def _image_bytes(self, resident: Resident) -> int | None:
@@ -87,7 +87,11 @@ class SandboxHandlers:
         return sum(known) if len(known) == len(read) else None
 
     async def sandbox_events(self, call: Call[None, None]) -> list[SandboxEvent]:
-        return self._journal.story(self._door.view(call).id, _STORY_MAX)
+        return self._journal.story(self._door.visit(call).id, _STORY_MAX)
+
+    async def cancel_operation(self, call: Call[CancelQuery, None]) -> None:
+        with self._door.enter(call) as resident:
+            await self._operations.give_up(resident, call.query.request_id)
 
     async def exec_command(self, call: Call[None, ExecRequest]) -> ExecResult:
         body, key = call.body, call.request_id

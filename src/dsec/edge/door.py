@@ -46,6 +46,16 @@ class Door:
         self._seen(call, found.project)
         return found
 
+    def visit(self, call: Call[Any, Any]) -> SandboxView:
+        """As `view`, and as any other call on a sandbox that runs it moves the idle end. Raises NotFound."""
+        found = self.view(call)
+        resident = self.lifecycle.residents.get(found.id)
+        if resident is None or resident.agent is None:
+            return found
+        with self.lifecycle.active(resident):
+            pass
+        return resident.view()
+
     @contextmanager
     def enter(self, call: Call[Any, Any]) -> Iterator[Resident]:
         """The sandbox, while a call is in it. Raises NotFound, and SandboxLost unless it runs."""

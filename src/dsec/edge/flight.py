@@ -18,6 +18,7 @@ class Flight:
         self._waiting = 1
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.given_up = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -45,7 +46,9 @@ class Flight:
         if self._waiting == 0 and not self.done.done() and self._task is not None:
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._task.cancel)
 
-    def cancel(self) -> None:
-        """Gives the work up now."""
+    async def give_up(self) -> None:
+        """Cancels the work without its grace time; returns when it is over."""
+        self.given_up = True
         if self._task is not None:
             self._task.cancel()
+        await asyncio.shield(self.done)

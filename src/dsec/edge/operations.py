@@ -2,7 +2,7 @@
 
 An operation without one is not recorded: nobody can ask for it again. With one, a write before and one after cost about
 50 us of the edge's processor together. A caller that goes away during an operation with a request_id may come back for it
-within the grace time; then it is cancelled, which ends its process tree.
+within the grace time; then, or as soon as it says that it will not, it is cancelled, which ends its process tree.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from dsec.edge.flight import Flight
 from dsec.edge.journal import Journal
 from dsec.edge.resident import Resident
 from dsec.edge.tasks import TaskSet
-from dsec.model.errors import Busy, DSecError, InvalidArgument, RuntimeFailure, error_from_code
+from dsec.model.errors import Busy, Conflict, DSecError, InvalidArgument, RuntimeFailure, error_from_code
 from dsec.model.outcome import ExecResult
 from dsec.model.settings import check_positive, setting
 from dsec.ports.clock import Clock
@@ -107,6 +107,12 @@ class Operations:
             return await self._first(resident, operation, run)
         return await self._again(resident, operation, type_)
 
+    async def give_up(self, resident: Resident, request_id: str) -> None:
+        """Cancels the operation under way, if there is one; returns when it is over. A later repeat is a Conflict."""
+        flight = resident.running.get(request_id)
+        if flight is not None:
+            await flight.give_up()
+
     async def _again(self, resident: Resident, asked: Operation, type_: type[R]) -> R:
         key = asked.request_id
         while True:
@@ -146,6 +152,8 @@ class Operations:
             await asyncio.shield(flight.done)
         finally:
             flight.left()
+        if not outcome and flight.given_up:
+            raise Conflict("the operation was cancelled", request_id=operation.request_id, state="cancelled")
         if not outcome:
             raise RuntimeFailure("the operation was cancelled", request_id=operation.request_id)
         found = outcome[0]

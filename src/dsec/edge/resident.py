@@ -52,7 +52,8 @@ def lost_error(life: table.SandboxLife, sandbox_id: str, detail: str = "") -> Sa
     fields: dict[str, str | bool] = {"sandbox_id": sandbox_id}
     if life.end is not None:
         fields |= {"end": str(life.end), "infra": is_infra_end(life.end)}
-    return SandboxLost(detail or life.reason or f"the sandbox is {life.state}", **fields)
+    told = f"the sandbox is {life.state}" if life.end is None else f"the sandbox has ended: {life.end}"
+    return SandboxLost(detail or life.reason or told, **fields)
 
 
 class Resident:

@@ -32,7 +32,16 @@ from dsec.model.views import (
 )
 from dsec.web import OCTETS, TAR, Route
 
-__all__ = ["FILE_ROUTES", "PORT_ROUTES", "PROCESS_ROUTES", "ROUTES", "SANDBOX_ROUTES", "SESSION_ROUTES", "RenewQuery"]
+__all__ = [
+    "FILE_ROUTES",
+    "PORT_ROUTES",
+    "PROCESS_ROUTES",
+    "ROUTES",
+    "SANDBOX_ROUTES",
+    "SESSION_ROUTES",
+    "CancelQuery",
+    "RenewQuery",
+]
 
 _ID = "/v1/sandboxes/{id}"
 _READ = "sandbox.read"
@@ -42,6 +51,12 @@ _ACTS = (NotFound, SandboxLost, Conflict, Busy)
 _COMMAND = (*_ACTS, CommandNotFound, CommandNotExecutable, TooLarge, LimitReached)
 _FILES = (*_ACTS, PermissionDenied, LimitReached, Unsupported)
 _STDIN_MAX = 64 << 20
+
+
+class CancelQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """`request_id`: of the operation to give up."""
+
+    request_id: str
 
 
 class RenewQuery(Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,6 +72,9 @@ SANDBOX_ROUTES = (
           answer=SandboxView, permission=_USE, errors=(NotFound,), acts=True),
     Route(name="renew_sandbox", method="POST", path=f"{_ID}/renew", summary="Move the idle end.",
           query=RenewQuery, answer=SandboxView, permission=_USE, errors=_GONE, acts=True),
+    Route(name="cancel_operation", method="POST", path=f"{_ID}/cancel",
+          summary="Give up an operation that nobody waits for any more, and end its process tree; also one that has ended.",
+          query=CancelQuery, permission=_USE, errors=_GONE),
     Route(name="sandbox_usage", method="GET", path=f"{_ID}/metrics", summary="What it uses now.",
           answer=Usage, permission=_READ, errors=_GONE),
     Route(name="sandbox_events", method="GET", path=f"{_ID}/events", summary="Its story: transitions and operations.",

@@ -83,7 +83,7 @@ def _check_sizes(spec: SandboxSpec) -> None:
         ("disk_limit_mb", spec.disk_limit_mb, 1, 1 << 30),
         ("pids_limit", spec.pids_limit, 4, 1 << 20),
         ("open_files_limit", spec.open_files_limit, 16, 1 << 20),
-        ("shm_size_mb", spec.shm_size_mb, 0, 1 << 20),
+        ("shm_size_mb", spec.shm_size_mb, 1, 1 << 20),  # 0 would mean no bound to tmpfs,
     )
     for field, value, least, most in sizes:
         if not least <= value <= most:

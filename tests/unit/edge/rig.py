@@ -85,6 +85,7 @@ async def running(
     kernel: FakeKernel | None = None,
     clock: VirtualClock | None = None,
     tasks: TaskSet | None = None,
+    grace: float = 0.01,
     **lifecycle: Any,
 ) -> AsyncIterator[Rig]:
     """A node on `directory`; give the same kernel, clock and tasks again for the next start of the same node."""
@@ -109,7 +110,7 @@ async def running(
             memory=lambda: (64 * GIB, 32 * GIB),
         )
         settings = NodeSettings(
-            lifecycle=LifecycleSettings(**lifecycle), operations=OperationSettings(grace=0.01, kept_stream_kib=1)
+            lifecycle=LifecycleSettings(**lifecycle), operations=OperationSettings(grace=grace, kept_stream_kib=1)
         )
         node = Node(foundation, settings)
         clock.listeners.append(node.timers.poke)

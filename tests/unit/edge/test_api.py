@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from rig import SPEC, Rig, settle, until
+from rig import SPEC, Rig, running, settle, until
 
 from dsec.edge.output import Clipped
 from dsec.edge.routes import ROUTES
@@ -217,6 +218,20 @@ async def test_a_caller_that_goes_ends_its_command(rig: Rig) -> None:
         assert not rig.agent(view).processes
     answer = await rig.exec(view, "hang", key="k")
     assert (answer.status, answer.json()["fields"]["state"]) == (409, "cancelled")
+
+
+async def test_an_operation_given_up_ends_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path, grace=60.0) as rig:
+        view = await rig.create()
+        waiting = asyncio.ensure_future(rig.exec(view, "hang", key="k"))
+        await until(lambda: bool(rig.agent(view).processes))
+        async with asyncio.timeout(1):
+            assert (await rig.call(view, "POST", "/cancel", request_id="k")).status == 204
+            assert not rig.agent(view).processes
+            answer = await waiting
+        assert (answer.status, answer.json()["fields"]["state"]) == (409, "cancelled")
+        assert (await rig.call(view, "POST", "/cancel", request_id="k")).status == 204, "one that has ended too"
+        assert (await rig.exec(view, "hang", key="k")).json()["fields"]["state"] == "cancelled"
 
 
 async def test_coming_back_in_time(rig: Rig) -> None:

@@ -167,14 +167,16 @@ async def test_a_stop_that_fails_is_tried_until_it_works(tmp_path: Path) -> None
 
 async def test_idle_and_absolute_ends(rig: Rig) -> None:
     idle = await rig.create(replace(SPEC, ttl_running_stop=10.0))
-    absolute = await rig.create(replace(SPEC, ttl_running_stop=None, ttl_absolute=25.0))
     await rig.advance(9.0)
     assert (await rig.exec(idle, "true")).status == 200
-    await rig.advance(9.0)
-    assert (await rig.call(idle, "GET")).json()["state"] == "running", "looking is allowed, and is not activity"
-    await rig.advance(1.0)
+    for path in ("", "/metrics", "/events", "/processes"):
+        await rig.advance(9.0)
+        assert (await rig.call(idle, "GET", path)).status == 200, f"{path}: any call on it is activity"
+    await rig.advance(10.0)
     await until(lambda: idle.id not in rig.kernel.cells)
     assert (await rig.call(idle, "GET")).json()["end"]["end"] == "idle"
+    absolute = await rig.create(replace(SPEC, ttl_running_stop=None, ttl_absolute=25.0))
+    await rig.advance(19.0)
     await rig.exec(absolute, "true")
     assert (await rig.call(absolute, "POST", "/renew", ttl="100")).status == 200
     await rig.advance(6.0)

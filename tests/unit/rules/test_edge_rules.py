@@ -176,3 +176,9 @@ def test_surroundings_image_then_sandbox_then_call() -> None:
         with pytest.raises(InvalidArgument) as error:
             within(plain, *bad)
         assert error.value.fields["field"] == field
+
+
+def test_shared_memory_is_never_without_a_bound() -> None:
+    """A tmpfs of size 0 has none."""
+    with pytest.raises(InvalidArgument, match="shm_size_mb: 1 to"):
+        check(replace(SPEC, shm_size_mb=0))

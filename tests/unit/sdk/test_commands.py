@@ -48,7 +48,8 @@ async def test_errors_are_of_the_taxonomy(server: Server, box: dsec.Sandbox) -> 
     server.sandboxes.clear()
     with pytest.raises(dsec.SandboxLost) as caught:
         await box.exec(["true"])
-    assert caught.value.end == "node_lost"
+    assert caught.value.end == "node_lost" and caught.value.is_infra_error
+    assert not dsec.SandboxLost("idle", end="idle", infra=False).is_infra_error, "its caller let it idle out"
 
 
 async def test_cancelling_an_exec_ends_it_on_the_server(server: Server, box: dsec.Sandbox) -> None:
@@ -61,6 +62,8 @@ async def test_cancelling_an_exec_ends_it_on_the_server(server: Server, box: dse
     async with asyncio.timeout(5):
         while not server.cancelled:
             await asyncio.sleep(0.001)
+    told = [seen[1] for seen in server.seen if seen[1].startswith(f"/v1/sandboxes/{box.id}/cancel")]
+    assert len(told) == 1, "so that the server does not wait for the caller to come back"
 
 
 async def read(process: dsec.Process) -> dict[str, bytes]:
@@ -159,6 +162,12 @@ async def test_session_runs_and_closes(server: Server, box: dsec.Sandbox) -> Non
         with pytest.raises(dsec.InvalidArgument):
             await box.run_shell("true", session=session, cwd="/")
     assert ("DELETE", f"/v1/sandboxes/{box.id}/sessions/session-1") in [seen[:2] for seen in server.seen]
+
+
+async def test_a_session_that_is_gone_may_be_closed(server: Server, box: dsec.Sandbox) -> None:
+    session = await box.open_session()
+    server.closing = "not_found"
+    await session.close()
 
 
 async def test_http_answers_of_the_inside_are_answers(server: Server, box: dsec.Sandbox) -> None:

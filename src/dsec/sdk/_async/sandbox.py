@@ -13,7 +13,7 @@ from dsec.model.views import ExecRequest, ProcessView, PtySize, SandboxEvent, Sa
 from dsec.sdk._async.files import Files
 from dsec.sdk._async.process import Process
 from dsec.sdk._async.session import Session
-from dsec.sdk._async.transport import MARGIN, Transport, path_of
+from dsec.sdk._async.transport import MARGIN, PROXIED, Transport, path_of
 from dsec.sdk.pending import PENDING_SANDBOX, refusing
 from dsec.sdk.records import HttpResponse
 from dsec.sdk.results import checked
@@ -47,6 +47,7 @@ class Sandbox:
         self._transport = transport
         self._view = view
         self._exec_url = transport.url(self._path("exec"))
+        self._cancel_path = self._path("cancel")
         self._files = Files(transport, view.id)
 
     def _path(self, *parts: str, **query: str | int | float | bool | None) -> str:
@@ -141,7 +142,13 @@ class Sandbox:
     async def _run(self, request: ExecRequest, request_id: str | None) -> ExecResult:
         deadline = None if request.timeout is None else request.timeout + MARGIN
         return await self._transport.call(
-            "POST", self._exec_url, _result, body=_encode(request), request_id=request_id, deadline=deadline
+            "POST",
+            self._exec_url,
+            _result,
+            body=_encode(request),
+            request_id=request_id,
+            deadline=deadline,
+            cancel=self._cancel_path,
         )
 
     async def start(
@@ -249,6 +256,8 @@ class Sandbox:
             received: dict[str, str] = {}
             for name, value in response.headers.items():
                 key = name.lower()
+                if key == PROXIED.lower():
+                    continue
                 received[key] = f"{received[key]}, {value}" if key in received else value
             return HttpResponse(status=response.status, headers=received, content=bytes(content))
 

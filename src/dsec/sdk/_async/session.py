@@ -4,6 +4,7 @@ from types import TracebackType
 
 import msgspec
 
+from dsec.model.errors import NotFound, SandboxLost
 from dsec.model.outcome import ExecResult
 from dsec.model.views import SessionRun, SessionView
 from dsec.sdk._async.transport import MARGIN, Transport, path_of
@@ -56,12 +57,16 @@ class Session:
             body=body,
             request_id=request_id,
             deadline=None if timeout is None else timeout + MARGIN,
+            cancel=path_of("v1", "sandboxes", self._sandbox_id, "cancel"),
         )
         return checked(result, check, command)
 
     async def close(self) -> None:
-        """End the shell and everything it started. A closed session may be closed again."""
-        await self._transport.fetch("DELETE", path_of("v1", "sandboxes", self._sandbox_id, "sessions", self.id))
+        """End the shell and everything it started. One that is gone already, by `exit` or with its sandbox, may be closed."""
+        try:
+            await self._transport.fetch("DELETE", path_of("v1", "sandboxes", self._sandbox_id, "sessions", self.id))
+        except (NotFound, SandboxLost):
+            return
 
     async def __aenter__(self) -> "Session":
         return self

@@ -1,9 +1,11 @@
 """Requests over aiohttp: one pool of connections a client, deadlines, safe repeats, errors of the taxonomy.
 
-Cancelling any call here closes its connection; for an exec the server then ends the command's process tree.
+Cancelling any call here closes its connection. A server cannot tell that from a fault, after which the call is repeated;
+so the cancelling of a command is said to it too, and it ends the process tree at once instead of after its grace time.
 """
 
 import asyncio
+import logging
 import random
 import secrets
 import socket
@@ -21,7 +23,9 @@ from dsec.model.errors import DeadlineExceeded, DSecError, InvalidArgument, Unav
 from dsec.sdk.environment import Endpoint
 from dsec.sdk.wire import check_request_id, error_from_response, error_from_status
 
-__all__ = ["CONNECT_TIMEOUT", "DEADLINE", "MARGIN", "REPEATS", "Transport", "new_request_id", "path_of"]
+__all__ = ["CONNECT_TIMEOUT", "DEADLINE", "MARGIN", "PROXIED", "REPEATS", "Transport", "new_request_id", "path_of"]
+
+_log = logging.getLogger("dsec.sdk")
 
 T = TypeVar("T")
 Body = bytes | Callable[[], AsyncIterator[bytes]] | None
@@ -32,6 +36,8 @@ MARGIN = 20.0
 """Seconds between a command's own timeout and the transport's deadline: ending a tree and carrying its output."""
 CONNECT_TIMEOUT = 10.0
 PROXIED = "X-Dsec-Proxied"
+GIVE_UP = 0.5
+"""Seconds that a cancelled command may take to tell the server."""
 SILENCE = 60.0
 """Seconds without a byte after which a streamed body is given up."""
 REPEATS = (0.05, 0.2, 0.8, 2.0)
@@ -131,13 +137,19 @@ class Transport:
         body: Body = None,
         request_id: str | None = None,
         deadline: float | None = DEADLINE,
+        cancel: str | None = None,
     ) -> T:
         """One request and its whole answer. A connection fault is repeated with the same request_id (REPEATS), within
         `deadline` seconds in all; None means no limit but keep-alive. A `body` that is a function is called anew each time.
-        Raises the server's error, DeadlineExceeded, or Unavailable.
+        `cancel`: path by which the server is told, at most GIVE_UP seconds, when this call is cancelled. Raises the server's error, DeadlineExceeded, or Unavailable.
         """
-        content = await self.fetch(method, url, body=body, request_id=request_id, deadline=deadline)
-        return decoder.decode(content)
+        headers = _headers(method, body, request_id)
+        try:
+            return decoder.decode(await self._fetched(method, url, body, headers, deadline))
+        except asyncio.CancelledError:
+            if cancel is not None:
+                await self._give_up(cancel, headers["Idempotency-Key"])
+            raise
 
     async def fetch(
         self,
@@ -149,12 +161,24 @@ class Transport:
         deadline: float | None = DEADLINE,
     ) -> bytes:
         """As `call`, answering the bytes."""
+        return await self._fetched(method, url, body, _headers(method, body, request_id), deadline)
+
+    async def _fetched(
+        self, method: str, url: str | URL, body: Body, headers: dict[str, str], deadline: float | None
+    ) -> bytes:
         target = self.url(url) if isinstance(url, str) else url
-        headers = _headers(method, body, request_id)
         if deadline is None:
             return await self._repeated(method, target, body, headers, None)
         ends = asyncio.get_running_loop().time() + deadline
         return await self._repeated(method, target, body, headers, ends)
+
+    async def _give_up(self, path: str, request_id: str) -> None:
+        target = self.url(f"{path}?request_id={quote(request_id, safe='')}")
+        try:
+            await self._once("POST", target, None, {}, asyncio.get_running_loop().time() + GIVE_UP)
+        except (DSecError, _Broken) as error:
+            # the server gives it up by itself a little later
+            _log.debug("cancelling %s: %s", request_id, error)
 
     async def _repeated(self, method: str, url: URL, body: Body, headers: dict[str, str], ends: float | None) -> bytes:
         for delay in REPEATS:

@@ -51,7 +51,7 @@ class Session:
         return self._portal.run(self._inner.run(command, timeout=timeout, output_limit=output_limit, check=check, request_id=request_id))
 
     def close(self) -> None:
-        """End the shell and everything it started. A closed session may be closed again."""
+        """End the shell and everything it started. One that is gone already, by `exit` or with its sandbox, may be closed."""
         self._portal.run(self._inner.close())
 
     def __enter__(self) -> "Session":
