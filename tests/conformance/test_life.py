@@ -22,6 +22,10 @@ async def living(client: dsec.DSecClient, **query: Any) -> list[str]:
 
 
 @pytest.mark.timeout(180)
+async def asleep(box: dsec.Sandbox) -> bool:
+    return (await box.run_shell("cat /proc/[0-9]*/comm | grep -qx sleep")).exit_code == 0
+
+
 async def test_lc1_the_server_is_killed(tmp_path: Path) -> None:
     """Living sandboxes are taken over with their jobs, half-made ones are gone, a process can be attached from its offset."""
     with Node(tmp_path / "s") as node:
@@ -34,8 +38,11 @@ async def test_lc1_the_server_is_killed(tmp_path: Path) -> None:
             assert all(isinstance(box, dsec.Sandbox) for box in boxes)
             counter = "i=0; while :; do i=$((i+1)); echo $i; usleep 50000; done"
             jobs = [await box.start(["sh", "-c", counter]) for box in boxes]
-            pending = [asyncio.create_task(client.run_container(args)) for _ in range(6)]
-            pending += [asyncio.create_task(box.run_shell("sleep 30", request_id="lost")) for box in boxes[:2]]
+            pending: list[asyncio.Task[object]] = [
+                asyncio.create_task(box.run_shell("sleep 30", request_id="lost")) for box in boxes[:2]
+            ]
+            await eventually(lambda: asleep(boxes[0]))
+            pending += [asyncio.create_task(client.run_container(args)) for _ in range(6)]
             await asyncio.sleep(random.uniform(0.0, 0.02))
             node.kill()
             for task in pending:

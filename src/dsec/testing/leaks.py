@@ -5,12 +5,13 @@ links, loop devices, files in /run/dsec, btrfs subvolumes of the session's pools
 of a wider scope makes is that fixture's until it is torn down, and then has to be gone.
 
 Load it with `-p dsec.testing.leaks`. It gives the session a temporary root of its own (short, since Unix socket paths are)
-and removes it at the end. On a machine where others run DSec at the same time set LEAKS_SHARED_HOST=1: what cannot be
-told apart by name (cgroups, links, namespaces, /run/dsec) is then not compared. A test that must leave something carries
+and removes it at the end. On a machine where others run DSec at the same time set LEAKS_SHARED_HOST=1: links and named
+namespaces are then not compared, and of cgroups and /run/dsec only what belongs to the session. A test that must leave something carries
 `@pytest.mark.leaves("what and why")`.
 """
 
 import gc
+import hashlib
 import os
 import re
 import shutil
@@ -28,6 +29,8 @@ __all__ = ["Census", "Leaks"]
 MARK = "LEAKS_SESSION"
 GRACE_SECONDS = 3.0
 SUBVOLUME_INODE = 256
+# Of state directories below the temporary root, in slashes: /tmp/dt-x/p/test_name0/state.
+DEPTH = 7
 CGROUPS = Path("/sys/fs/cgroup")
 Kept = Counter[tuple[str, str]]
 
@@ -59,6 +62,8 @@ class Census:
         self._mark = f"{MARK}={mark}".encode()
         self._whole_host = whole_host
         self._strangers: set[int] = set()
+        self._groups: set[str] = set()
+        self._foreign: set[str] = set()
 
     def take(self) -> Kept:
         found = Counter(self._descriptors())
@@ -66,8 +71,10 @@ class Census:
         found.update(self._mounts_and_subvolumes())
         found.update(self._loops())
         found.update(("temporary directory", name) for name in _names(self._root) if name != "p")
+        found.update(self._node_files())
         if self._whole_host:
-            found.update(self._host())
+            found.update(("network namespace", name) for name in _names("/run/netns"))
+            found.update(("network link", name) for name in _names("/sys/class/net"))
         return found
 
     def _descriptors(self) -> Iterator[tuple[str, str]]:
@@ -129,15 +136,31 @@ class Census:
             if backing.startswith(self._root + "/"):
                 yield "loop device", f"{name} {backing}"
 
-    def _host(self) -> Iterator[tuple[str, str]]:
+    def _node_files(self) -> Iterator[tuple[str, str]]:
+        """Cgroups and files in /run/dsec: of state directories below the root, or all where nobody else uses DSec."""
         for tree in [CGROUPS, *(CGROUPS / name for name in _names(CGROUPS))]:
-            for group in (name for name in _names(tree) if name.startswith("dsec")):
+            for group in (name for name in _names(tree) if name.startswith("dsec") and self._is_ours(name)):
                 yield "cgroup", str(tree / group)
                 inner = (name for name in _names(tree / group) if (tree / group / name).is_dir())
                 yield from (("cgroup", str(tree / group / name)) for name in inner)
-        yield from (("network namespace", name) for name in _names("/run/netns"))
-        yield from (("network link", name) for name in _names("/sys/class/net"))
-        yield from (("run file", str(path)) for path in Path("/run/dsec").glob("**/*") if not path.is_dir())
+        for path in Path("/run/dsec").glob("**/*"):
+            if not path.is_dir() and (self._whole_host or _read(path).startswith(self._root)):
+                yield "run file", str(path)
+
+    def _is_ours(self, group: str) -> bool:
+        """Whether a node's group carries the hash of a state directory that lies below the root, now or once."""
+        if self._whole_host or group in self._groups:
+            return True
+        if group not in self._foreign:
+            self._groups |= {
+                _group_of(Path(folder)) for folder, _, _ in os.walk(self._root) if folder.count("/") < DEPTH
+            }
+            self._foreign.add(group)
+        return group in self._groups
+
+
+def _group_of(state: Path) -> str:
+    return "dsec-" + hashlib.sha256(str(state).encode()).hexdigest()[:8]
 
 
 class Leaks:

@@ -1,5 +1,6 @@
 """The leak plugin catches each kind of thing that a test can leave behind, and does not cry wolf."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -101,6 +102,21 @@ def test_cgroup(tmp_path: Path) -> None:
         assert ("cgroup", str(group)) in census.take() - before
     finally:
         group.rmdir()
+
+
+@pytest.mark.root
+def test_a_shared_host_counts_only_groups_of_our_states(tmp_path: Path) -> None:
+    census = Census(tmp_path, "x", whole_host=False)
+    (tmp_path / "t" / "state").mkdir(parents=True)
+    mine = "dsec-" + hashlib.sha256(str(tmp_path / "t" / "state").encode()).hexdigest()[:8]
+    tree = next(path for path in Path("/sys/fs/cgroup").rglob("cgroup.procs")).parent
+    for name, counts in ((f"dsec-stranger{os.getpid()}", False), (mine, True)):
+        before = census.take()
+        (tree / name).mkdir()
+        try:
+            assert (("cgroup", str(tree / name)) in census.take() - before) is counts
+        finally:
+            (tree / name).rmdir()
 
 
 @pytest.mark.root
