@@ -7,12 +7,12 @@ from pathlib import Path
 
 import uvloop
 
-from bench import create, exec
+from bench import create, density, exec
 from bench.figures import OUT
 
 __all__ = ["main"]
 
-BENCHMARKS = {"create": create.run, "exec": exec.run}
+BENCHMARKS = {"create": create.run, "exec": exec.run, "density": density.run}
 
 
 def main(argv: list[str]) -> int:

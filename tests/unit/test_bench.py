@@ -7,7 +7,9 @@ import pytest
 
 from bench import figures
 from bench.create import figure
+from bench.density import Ramp
 from bench.figures import Report, percentile, summary
+from bench.footprint import Footprint
 
 
 def test_percentiles_are_nearest_ranks() -> None:
@@ -48,3 +50,17 @@ def test_a_quick_run_shows_the_last_full_figure_of_a_slow_peer(
     shown = capsys.readouterr().out
     assert shown.splitlines()[-1] == "1 of 1 figures reach their goal"
     assert "57.8x" in shown and "missing peer runc: apt-get install runc" in shown
+
+
+def test_a_ramp_that_slows_down_shows_it() -> None:
+    ready = [n * 0.1 for n in range(1, 11)] + [1 + n * 0.2 for n in range(1, 11)]
+    rates = Ramp(boxes=[], ready=ready, failed=0).rates()
+    assert len(rates) == 10
+    assert rates[0] == pytest.approx(10) and rates[-1] == pytest.approx(5)
+
+
+def test_memory_counts_by_the_less_favourable_of_two_ways() -> None:
+    before = Footprint(used=100, available=900, server=10, client=5, parts={"Percpu": 0})
+    after = Footprint(used=160, available=830, server=30, client=15, parts={"Percpu": 4096})
+    assert after.grown(before) == 70 - 10
+    assert after.by_part(before, 2)["Percpu"] == 2

@@ -80,6 +80,24 @@ fn fsconfig(fs: &OwnedFd, command: u32, key: Option<&CStr>, value: Option<&CStr>
     check(r, "fsconfig", &what).map(|_| ())
 }
 
+/// A mount of the host's /proc that nobody else looks names up in, detached.
+///
+/// The kernel keeps a name of /proc/sys/net or /proc/sys/user for each namespace that it was looked up from, all in one chain: on
+/// the /proc that everyone shares, a look-up from a new namespace walks past those of all others.
+///
+/// # Errors
+/// As the kernel gives them.
+pub(crate) fn private_proc() -> Result<OwnedFd> {
+    // SAFETY: the name is a NUL-terminated string.
+    let fs = unsafe { libc::syscall(libc::SYS_fsopen, c"proc".as_ptr(), 1_u32) };
+    let fs = owned(check(fs, "fsopen", "proc")?);
+    fsconfig(&fs, FSCONFIG_CMD_CREATE, None, None, 0)?;
+    let quiet = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+    // SAFETY: plain numbers.
+    let mount = unsafe { libc::syscall(libc::SYS_fsmount, fs.as_raw_fd(), 1_u32, quiet) };
+    Ok(owned(check(mount, "fsmount", "proc")?))
+}
+
 fn beneath(dir: &OwnedFd, name: &CStr) -> Result<OwnedFd> {
     // SAFETY: the name is a NUL-terminated string that lives past the call.
     let fd = unsafe {

@@ -1,15 +1,17 @@
 //! Namespaces made ahead: a sandbox's user namespace and those it owns, and the bare mount namespace all begin from.
 
-use std::fs::{self, File, OpenOptions};
+use std::ffi::CString;
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr;
 
-use crate::carry::sys;
+use crate::carry::{close, forget_above, sys};
 use crate::disguise::Disguise;
-use crate::error::{check, Error, Result};
+use crate::error::{c_string, check, Error, Result};
 use crate::mount::{mount, umount};
+use crate::mountfd::private_proc;
 use crate::raw;
 
 const STACK: usize = 16 * 1024;
@@ -25,18 +27,27 @@ pub struct Namespaces {
     pub uts: OwnedFd,
 }
 
+/// What the holder reads: descriptors to report on and of a /proc, and the server's process id.
+struct Orders {
+    report: i32,
+    proc: i32,
+    parent: i32,
+}
+
 /// The holder: sets what only a process inside can set, then waits to be killed. Raw calls only, no thread-local storage.
-// SAFETY: called by clone3 alone, with the number of a descriptor and, 32 bits higher, the server's process id.
+// SAFETY: called by clone3 alone, with the address of the parent's `Orders`, which live until the report is read.
 unsafe extern "C" fn hold(argument: usize) -> ! {
-    let ready = argument as i32;
-    let answer = end_with_parent(argument >> 32)
-        .and_then(|_| forbid_nested_namespaces())
+    // SAFETY: see above.
+    let orders = unsafe { &*(argument as *const Orders) };
+    let answer = forget_above(orders.report.max(orders.proc))
+        .and_then(|_| end_with_parent(orders.parent))
+        .and_then(|_| forbid_nested_namespaces(orders.proc))
         .err()
         .unwrap_or(0);
     let byte = answer as u8;
     let _ = sys(
         libc::SYS_write,
-        [ready as usize, ptr::from_ref(&byte) as usize, 1, 0, 0, 0],
+        [orders.report as usize, ptr::from_ref(&byte) as usize, 1, 0, 0, 0],
     );
     loop {
         let _ = sys(libc::SYS_ppoll, [0; 6]);
@@ -44,21 +55,23 @@ unsafe extern "C" fn hold(argument: usize) -> ! {
 }
 
 /// A server that is killed meanwhile must not leave a holder behind: with it would stay all descriptors of the server.
-fn end_with_parent(parent: usize) -> std::result::Result<isize, i32> {
+fn end_with_parent(parent: i32) -> std::result::Result<isize, i32> {
     let (what, signal) = (libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize);
     let set = sys(libc::SYS_prctl, [what, signal, 0, 0, 0, 0]);
     // The server may have died before the signal was asked for; then nobody will send it.
-    if sys(libc::SYS_getppid, [0; 6])? as usize != parent {
+    if sys(libc::SYS_getppid, [0; 6])? as i32 != parent {
         let _ = sys(libc::SYS_exit_group, [1, 0, 0, 0, 0, 0]);
     }
     set
 }
 
-fn forbid_nested_namespaces() -> std::result::Result<isize, i32> {
-    let path = c"/proc/sys/user/max_user_namespaces".as_ptr() as usize;
+fn forbid_nested_namespaces(proc: i32) -> std::result::Result<isize, i32> {
+    let path = c"sys/user/max_user_namespaces".as_ptr() as usize;
     let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as usize;
-    let fd = sys(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0, 0])? as usize;
-    sys(libc::SYS_write, [fd, c"0".as_ptr() as usize, 1, 0, 0, 0])
+    let fd = sys(libc::SYS_openat, [proc as usize, path, flags, 0, 0, 0])? as usize;
+    let done = sys(libc::SYS_write, [fd, c"0".as_ptr() as usize, 1, 0, 0, 0]);
+    close(fd as i32);
+    done
 }
 
 /// A process that shares our memory and lives in the new namespaces until it is dropped.
@@ -68,8 +81,13 @@ struct Holder {
 }
 
 impl Holder {
-    fn new(owner: u32) -> Result<Self> {
+    fn new(owner: u32, proc: &OwnedFd) -> Result<Self> {
         let (ready, report) = pipe()?;
+        let orders = Orders {
+            report: report.as_raw_fd(),
+            proc: proc.as_raw_fd(),
+            parent: std::process::id() as i32,
+        };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK;
         // SAFETY: a fresh anonymous mapping, placed by the kernel.
         let stack = unsafe { libc::mmap(ptr::null_mut(), STACK, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
@@ -80,13 +98,13 @@ impl Holder {
         // SAFETY: clone_args is plain numbers, for which zero means absent.
         let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
         let new = libc::CLONE_NEWUSER | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
-        // CLEAR_SIGHAND: no handler of ours may run in it.
-        args.flags = (libc::CLONE_VM | new) as u64 | 0x1_0000_0000;
+        // CLEAR_SIGHAND: no handler of ours may run in it. FILES: it takes its own copy, without what it does not need.
+        args.flags = (libc::CLONE_VM | libc::CLONE_FILES | new) as u64 | 0x1_0000_0000;
         args.exit_signal = libc::SIGCHLD as u64;
         args.stack = stack as u64;
         args.stack_size = STACK as u64;
         let owner = Disguise::effective(owner)?;
-        let argument = report.as_raw_fd() as usize | (std::process::id() as usize) << 32;
+        let argument = ptr::from_ref(&orders) as usize;
         // SAFETY: the stack is fresh and stays mapped until the holder is dead; `hold` never returns and touches no
         // memory but its own stack and constants.
         let pid = unsafe { raw::clone3(&raw const args, hold, argument) };
@@ -95,7 +113,7 @@ impl Holder {
             return Err(Error::new("clone3", "user namespace", -pid as i32));
         }
         holder.pid = pid as i32;
-        drop(report);
+        wait_for(&ready, holder.pid)?;
         let mut answer = 0_u8;
         // SAFETY: one byte into one byte.
         let got = unsafe { libc::read(ready.as_raw_fd(), (&raw mut answer).cast(), 1) };
@@ -136,6 +154,30 @@ impl Drop for Holder {
     }
 }
 
+/// Returns when `ready` has something to read. Its other end is ours too, so the holder's death does not close it.
+fn wait_for(ready: &OwnedFd, holder: i32) -> Result<()> {
+    // SAFETY: plain numbers; on success the descriptor is new and ours.
+    let pidfd = unsafe {
+        let fd = check(libc::syscall(libc::SYS_pidfd_open, holder, 0), "pidfd_open", "holder")?;
+        OwnedFd::from_raw_fd(fd as i32)
+    };
+    let mut ends = [ready, &pidfd].map(|fd| libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    });
+    loop {
+        // SAFETY: two records of ours.
+        let r = unsafe { libc::poll(ends.as_mut_ptr(), 2, -1) };
+        match check(r.into(), "poll", "holder") {
+            Err(error) if error.errno == libc::EINTR => {}
+            Err(error) => return Err(error),
+            Ok(_) if ends[0].revents != 0 => return Ok(()),
+            Ok(_) => return Err(Error::new("read", "holder", libc::EPIPE)),
+        }
+    }
+}
+
 fn pipe() -> Result<(OwnedFd, OwnedFd)> {
     let mut ends = [0_i32; 2];
     // SAFETY: two numbers into two places; on success both descriptors are new and ours.
@@ -152,7 +194,8 @@ fn pipe() -> Result<(OwnedFd, OwnedFd)> {
 /// # Errors
 /// ENOSPC at the host's limits of namespaces; EPERM without privilege.
 pub fn make_namespaces(base: u32, owner: u32) -> Result<Namespaces> {
-    let holder = Holder::new(owner)?;
+    let proc = private_proc()?;
+    let holder = Holder::new(owner, &proc)?;
     holder.map(base)?;
     let made = Namespaces {
         user: holder.open("user")?,
@@ -161,29 +204,31 @@ pub fn make_namespaces(base: u32, owner: u32) -> Result<Namespaces> {
         uts: holder.open("uts")?,
     };
     drop(holder);
-    open_network(&made.net, base)?;
+    open_network(&made.net, &proc, base)?;
     Ok(made)
 }
 
-fn sysctl(name: &str, value: &str) -> Result<()> {
-    let path = format!("/proc/sys/{name}");
-    OpenOptions::new()
-        .write(true)
-        .open(&path)
-        .and_then(|mut file| file.write_all(value.as_bytes()))
-        .map_err(|e| Error::from_io("write", Path::new(&path), &e))
+fn sysctl(proc: &OwnedFd, name: &str, value: &str) -> Result<()> {
+    let path: CString = c_string("open", name)?;
+    // SAFETY: the path is a NUL-terminated string that lives past the call; a descriptor that comes back is new and ours.
+    let mut file: File = unsafe {
+        let fd = libc::openat(proc.as_raw_fd(), path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        OwnedFd::from_raw_fd(check(fd.into(), "open", name)? as i32).into()
+    };
+    file.write_all(value.as_bytes())
+        .map_err(|e| Error::from_io("write", Path::new(name), &e))
 }
 
 /// Sets up the network from a thread that visits it; the thread ends, so nothing of ours stays there.
-fn open_network(net: &OwnedFd, base: u32) -> Result<()> {
+fn open_network(net: &OwnedFd, proc: &OwnedFd, base: u32) -> Result<()> {
     in_thread(|| {
         // SAFETY: a descriptor that lives past the call.
         let r = unsafe { libc::setns(net.as_raw_fd(), libc::CLONE_NEWNET) };
         check(r.into(), "setns", "net")?;
         loopback_up()?;
-        sysctl("net/ipv4/ip_unprivileged_port_start", "0")?;
+        sysctl(proc, "sys/net/ipv4/ip_unprivileged_port_start", "0")?;
         let last = base + IDS - 1;
-        sysctl("net/ipv4/ping_group_range", &format!("{base} {last}"))
+        sysctl(proc, "sys/net/ipv4/ping_group_range", &format!("{base} {last}"))
     })
 }
 

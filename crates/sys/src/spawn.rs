@@ -4,15 +4,16 @@
 //! the parent. It runs on a stack of its own, makes raw calls only, and writes nothing but its report.
 
 use std::ffi::CString;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use crate::carry::{sys, Carrier};
+use crate::carry::{forget_above, sys, Carrier};
 use crate::error::{check, Error, Result};
 use crate::raw;
 use crate::step::Step;
 
 const STACK: usize = 64 * 1024;
+const KEPT_FROM: i32 = 1024;
 const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
@@ -65,6 +66,8 @@ struct Shared<'a> {
     arguments: &'a [usize],
     environment: &'a [usize],
     number: usize,
+    /// The highest descriptor that a step uses.
+    highest: i32,
     failed_step: usize,
     errno: i32,
 }
@@ -73,6 +76,11 @@ struct Shared<'a> {
 unsafe extern "C" fn child(argument: usize) -> ! {
     // SAFETY: the parent waits, suspended, with this record alive on its stack, until the child execs or exits.
     let shared = unsafe { &mut *(argument as *mut Shared<'_>) };
+    if let Err(errno) = forget_above(shared.highest) {
+        shared.failed_step = usize::MAX;
+        shared.errno = errno;
+        exit();
+    }
     let mut carrier = Carrier::new();
     for (index, step) in shared.steps.iter().enumerate() {
         if let Err(errno) = carrier.carry(step) {
@@ -128,6 +136,24 @@ fn reap(pid: i32) {
     unsafe { libc::waitpid(pid, ptr::null_mut(), 0) };
 }
 
+fn clone_args(program: &Program, stack: &Stack, pidfd: &mut i32) -> libc::clone_args {
+    // SAFETY: clone_args is plain numbers, for which zero means absent.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    // FILES: the child takes a copy of its own, without what no step uses.
+    args.flags = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_PIDFD) as u64;
+    args.flags |= CLONE_CLEAR_SIGHAND;
+    args.flags |= program.namespaces as u64 & 0xffff_ffff;
+    args.pidfd = ptr::from_mut(pidfd) as u64;
+    args.exit_signal = libc::SIGCHLD as u64;
+    args.stack = stack.base as u64;
+    args.stack_size = STACK as u64;
+    if let Some(fd) = program.cgroup {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = fd as u64;
+    }
+    args
+}
+
 /// Runs `program` in a new process; comes back when the program runs.
 ///
 /// # Errors
@@ -145,23 +171,13 @@ pub fn spawn(program: &Program) -> Result<Spawned> {
         arguments: &arguments,
         environment: &environment,
         number,
+        highest: program.steps.iter().map(Step::highest).max().unwrap_or(-1),
         failed_step: 0,
         errno: 0,
     };
     let stack = Stack::new()?;
     let mut pidfd: i32 = -1;
-    // SAFETY: clone_args is plain numbers, for which zero means absent.
-    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
-    args.flags = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD) as u64 | CLONE_CLEAR_SIGHAND;
-    args.flags |= program.namespaces as u64 & 0xffff_ffff;
-    args.pidfd = ptr::from_mut(&mut pidfd) as u64;
-    args.exit_signal = libc::SIGCHLD as u64;
-    args.stack = stack.base as u64;
-    args.stack_size = STACK as u64;
-    if let Some(fd) = program.cgroup {
-        args.flags |= CLONE_INTO_CGROUP;
-        args.cgroup = fd as u64;
-    }
+    let args = clone_args(program, &stack, &mut pidfd);
     let quiet = NoSignals::new();
     // SAFETY: the stack is fresh and page aligned; `child` never returns; `shared` outlives it, since VFORK holds us here.
     let pid = unsafe { raw::clone3(&raw const args, child, ptr::from_mut(&mut shared) as usize) };
@@ -186,7 +202,23 @@ pub fn spawn(program: &Program) -> Result<Spawned> {
             .map_or(("execveat", String::new()), Step::describe);
         return Err(Error::new(op, path, errno));
     }
-    Ok(Spawned { pid: pid as i32, pidfd })
+    Ok(Spawned {
+        pid: pid as i32,
+        pidfd: out_of_the_way(pidfd),
+    })
+}
+
+/// The same under a high number: what is kept for as long as a sandbox lives must not lie below what later children need, or
+/// each would copy it. Stays as it is where the limit of open files is too low for that.
+fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
+    // SAFETY: plain numbers; a descriptor that comes back is new and ours.
+    unsafe {
+        let high = libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, KEPT_FROM);
+        if high < 0 {
+            return fd;
+        }
+        OwnedFd::from_raw_fd(high)
+    }
 }
 
 /// Waits for our own child `pid` to end; gives its wait status.

@@ -118,7 +118,43 @@ impl Place {
     }
 }
 
+impl Fd {
+    fn parents(self) -> i32 {
+        match self {
+            Self::Parent(number) => number,
+            Self::Slot(_) => -1,
+        }
+    }
+}
+
 impl Step {
+    /// The highest of the parent's descriptors that the step uses; -1 for none.
+    #[must_use]
+    pub fn highest(&self) -> i32 {
+        match self {
+            Self::Join { fd, .. } => fd.parents(),
+            Self::NewFs { on, .. } => on.dir().parents(),
+            Self::Clone { dir, .. }
+            | Self::Directory { dir, .. }
+            | Self::Device { dir, .. }
+            | Self::Link { dir, .. } => dir.parents(),
+            Self::Attach { tree, on, .. } => tree.parents().max(on.dir().parents()),
+            Self::Seal { mount, .. } => mount.parents(),
+            Self::Mask {
+                dir, file, directory, ..
+            } => dir.parents().max(file.parents()).max(directory.parents()),
+            Self::File { root, .. } | Self::Pivot { root } => root.parents(),
+            Self::Enlist { tasks } => tasks.parents(),
+            Self::Arrange { fds, program } => fds.iter().map(|fd| fd.parents()).fold(program.parents(), i32::max),
+            Self::Unshare { .. }
+            | Self::Hostname { .. }
+            | Self::FsIds { .. }
+            | Self::OpenRoot { .. }
+            | Self::Settle
+            | Self::Become { .. } => -1,
+        }
+    }
+
     /// What the step does and to what, for an error about it.
     #[must_use]
     pub fn describe(&self) -> (&'static str, String) {
@@ -148,6 +184,13 @@ impl Step {
 }
 
 impl Place {
+    fn dir(&self) -> Fd {
+        match self {
+            Self::Fixed { dir, .. } => *dir,
+            Self::Inside { root, .. } => *root,
+        }
+    }
+
     fn describe(&self) -> String {
         match self {
             Self::Fixed { path, .. } => path.to_string_lossy().into_owned(),
@@ -161,6 +204,28 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_descriptor_that_a_step_uses_counts() {
+        let place = |dir| Place::Fixed {
+            dir,
+            path: c"p",
+            make: false,
+        };
+        let attach = |tree, dir| Step::Attach {
+            tree,
+            on: place(dir),
+            missing_ok: false,
+        };
+        assert_eq!(attach(Fd::Parent(7), Fd::Slot(40)).highest(), 7);
+        assert_eq!(attach(Fd::Slot(40), Fd::Parent(9)).highest(), 9);
+        let arrange = Step::Arrange {
+            fds: vec![Fd::Parent(30), Fd::Slot(99)],
+            program: Fd::Parent(12),
+        };
+        assert_eq!(arrange.highest(), 30);
+        assert_eq!(Step::Settle.highest(), -1);
+    }
 
     #[test]
     fn a_target_that_climbs_or_names_nothing_is_refused() {
