@@ -14,7 +14,7 @@ from dsec.model import aether as wire
 from dsec.model.errors import DSecError, InvalidArgument, RuntimeFailure, SandboxLost, error_from_code
 from dsec.model.outcome import ExecResult, Outcome
 from dsec.model.plan import Usage
-from dsec.model.views import ExecRequest, SessionRun
+from dsec.model.views import ExecRequest, PtySize, SessionRun
 from dsec.ports.agent import Channel
 from dsec.ports.backend import BackendFailure
 from dsec.ports.clock import Clock
@@ -23,7 +23,7 @@ from dsec.rules.environ import within
 from dsec.rules.verdict import Counters, verdict
 
 __all__ = [
-    "OUTPUT_LIMIT_MAX", "Execution", "failed", "milliseconds", "name_of", "opened", "reply_error", "send_all", "wire_request",
+    "OUTPUT_LIMIT_MAX", "Execution", "failed", "milliseconds", "name_of", "opened", "pty_size", "reply_error", "send_all", "wire_request",
 ]  # fmt: skip
 
 OUTPUT_LIMIT_MAX = 64 << 20
@@ -90,6 +90,13 @@ def _checked_limit(limit: int) -> int:
     return limit
 
 
+def pty_size(size: PtySize, field: str = "size") -> wire.PtySize:
+    """A terminal's size as aether takes it. Raises InvalidArgument."""
+    if not (1 <= size.cols <= 1000 and 1 <= size.rows <= 1000):
+        raise InvalidArgument("1 to 1000 columns and rows", field=field)
+    return wire.PtySize(cols=size.cols, rows=size.rows)
+
+
 def _argv(request: ExecRequest) -> tuple[str, ...]:
     if (request.shell is None) == (not request.argv):
         raise InvalidArgument("give `argv` or `shell`", field="argv")
@@ -116,7 +123,7 @@ def wire_request(
         make_cwd=make_cwd,
         user=user,
         stdin=bool(request.stdin) or request.keep_stdin,
-        pty=None if request.pty is None else wire.PtySize(cols=request.pty.cols, rows=request.pty.rows),
+        pty=None if request.pty is None else pty_size(request.pty, "pty"),
         timeout_ms=milliseconds(request.timeout),
         output_limit=_checked_limit(request.output_limit),
         keep=keep,

@@ -13,7 +13,7 @@ from dsec.edge.execution import failed, opened
 from dsec.edge.operations import Operations, fingerprint_of
 from dsec.edge.resident import Resident
 from dsec.model import aether as wire
-from dsec.model.errors import Conflict, DSecError, InvalidArgument, SandboxLost
+from dsec.model.errors import Conflict, DSecError, InvalidArgument, SandboxLost, TooLarge
 from dsec.model.views import FileEvent, FileView, TreeWritten
 from dsec.ports.agent import Channel
 from dsec.web import OCTETS, TAR, Call, Socket, Stream
@@ -27,6 +27,8 @@ _encode = msgspec.json.Encoder().encode
 _LIST_MAX = 100_000
 _DEPTH_MAX = 1024
 _PATH_MAX = 4096
+_LIST_BYTES_MAX = 16 << 20
+_NUMBER_MAX = (1 << 63) - 1
 
 
 class PathQuery(Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,8 +184,9 @@ class Files:
 
     async def read_file(self, call: Call[ReadQuery, None]) -> Stream:
         query = call.query
-        if query.offset < 0 or (query.length is not None and query.length < 0):
-            raise InvalidArgument("not negative", field="offset" if query.offset < 0 else "length")
+        for field, value in (("offset", query.offset), ("length", query.length)):
+            if value is not None and not 0 <= value <= _NUMBER_MAX:
+                raise InvalidArgument(f"0 to {_NUMBER_MAX}", field=field)
 
         def request(resident: Resident) -> wire.Request:
             path, user = _path(resident, query.path), _user(resident, query.user)
@@ -230,6 +233,7 @@ class Files:
                 field="limit" if 1 <= query.depth <= _DEPTH_MAX else "depth",
             )
         found: list[FileView] = []
+        size = 0
         with self._door.enter(call) as resident:
             request = wire.FileListRequest(
                 path=_path(resident, query.path), user=_user(resident, query.user), depth=query.depth, limit=query.limit
@@ -238,6 +242,9 @@ class Files:
                 while not isinstance(reply := await channel.receive(), wire.DoneReply):
                     if not isinstance(reply, wire.FilesReply) or len(found) + len(reply.items) > _LIST_MAX:
                         raise failed(reply)
+                    size += sum(len(info.path) + len(info.target or "") for info in reply.items)
+                    if size > _LIST_BYTES_MAX:  # deep trees and long names are the sandbox's choice, this memory is not
+                        raise TooLarge("the paths are too long together: ask for less depth", limit=_LIST_BYTES_MAX)
                     found += map(_view, reply.items)
         return found
 

@@ -64,9 +64,13 @@ _recorded = msgspec.msgpack.Decoder(_Recorded)
 
 
 def fingerprint_of(*values: Any) -> bytes:
-    """What makes two requests the same: a digest of their parameters, whether a default was written out or left out."""
+    """What makes two requests the same: a digest of their parameters, whether a default was written out or left out.
+    Raises InvalidArgument for a number that no field takes."""
     plain = [_plain(value) for value in values]
-    return blake2b(_encode(plain), digest_size=16).digest()
+    try:
+        return blake2b(_encode(plain), digest_size=16).digest()
+    except OverflowError as error:
+        raise InvalidArgument("a number is out of every range", field="body") from error
 
 
 def _plain(value: Any) -> Any:

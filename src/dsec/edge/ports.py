@@ -1,7 +1,7 @@
 """Into a port of the sandbox: HTTP requests and raw tunnels, through aether. What answers there is hostile."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Any
 
 import h11
@@ -16,6 +16,8 @@ from dsec.web import Call, Socket, SocketGone, Stream
 __all__ = ["PortProxy"]
 
 _HEAD_MAX = 64 * 1024
+_STATUS_MAX = 599
+_BODILESS = (204, 304)
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
      b"upgrade", b"proxy-connection"}
@@ -41,6 +43,8 @@ def _dropped(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
 
 def _request(call: Call[Any, Any], port: int) -> h11.Request:
     scope = call.scope
+    if scope["method"] == "CONNECT":
+        raise InvalidArgument("a port is reached by /tunnel, not by CONNECT", field="method")
     prefix = scope["path"][: len(scope["path"]) - len(call.params["path"])]
     raw = scope.get("raw_path") or scope["path"].encode()
     target = raw.partition(b"?")[0]
@@ -57,6 +61,15 @@ def _request(call: Call[Any, Any], port: int) -> h11.Request:
         headers.append((b"transfer-encoding", b"chunked"))
     headers += [(b"host", b"127.0.0.1:%d" % port), (b"connection", b"close")]
     return h11.Request(method=scope["method"], target=target, headers=headers)
+
+
+def _outward_headers(head: h11.Response) -> tuple[tuple[bytes, bytes], ...]:
+    """A length that is not the body's, since the answer has none or comes in chunks, would break our own connection."""
+    named = {bytes(key) for key, _ in head.headers}
+    dropped = _HOP_BY_HOP | _dropped(head.headers) | {_PROXIED[0]}
+    if head.status_code in _BODILESS or b"transfer-encoding" in named:
+        dropped |= {b"content-length"}
+    return (*((bytes(key), bytes(value)) for key, value in head.headers if bytes(key) not in dropped), _PROXIED)
 
 
 class _Exchange:
@@ -84,6 +97,8 @@ class _Exchange:
                     raise failed(frame)
         except h11.RemoteProtocolError as error:
             raise Unavailable(f"the port's answer is not HTTP: {error}", what="port") from error
+        if event is h11.PAUSED:  # for good: it would be the next event too
+            raise Unavailable("the port's answer leaves HTTP", what="port")
         return event
 
     async def body(self) -> AsyncIterator[bytes]:
@@ -109,14 +124,12 @@ class PortProxy:
             raise InvalidArgument(f"not a request that can be passed on: {error}", field="headers") from error
         chunks = self._exchange(call, port, request)
         head = await anext(chunks)
-        if not isinstance(head, h11.Response):
-            raise Unavailable("the port's answer has no head", what="port")
-        dropped = _HOP_BY_HOP | _dropped(head.headers) | {_PROXIED[0]}
-        headers = tuple((bytes(key), bytes(value)) for key, value in head.headers if bytes(key) not in dropped)
-        headers += (_PROXIED,)
-        return Stream(chunks=chunks, status=head.status_code, media="", headers=headers)
+        if not isinstance(head, h11.Response) or head.status_code > _STATUS_MAX:
+            await chunks.aclose()
+            raise Unavailable("the port's answer has no head of HTTP", what="port")
+        return Stream(chunks=chunks, status=head.status_code, media="", headers=_outward_headers(head))
 
-    async def _exchange(self, call: Call[Any, Any], port: int, request: h11.Request) -> AsyncIterator[Any]:
+    async def _exchange(self, call: Call[Any, Any], port: int, request: h11.Request) -> AsyncGenerator[Any, None]:
         """First the response's head, then its body in pieces; the visit lasts as long as that."""
         with self._door.enter(call) as resident:
             async with opened(resident, wire.ConnectRequest(port=port)) as channel:

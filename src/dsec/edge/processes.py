@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from dsec.edge.door import Door
-from dsec.edge.execution import Execution, failed, name_of, opened, send_all, wire_request
+from dsec.edge.execution import Execution, failed, name_of, opened, pty_size, send_all, wire_request
 from dsec.edge.operations import Operations, fingerprint_of
 from dsec.edge.resident import Resident
 from dsec.model import aether as wire
@@ -26,6 +26,7 @@ _encode = msgspec.json.Encoder().encode
 _events = msgspec.json.Decoder(StreamEvent)
 _SIGNALS = 64
 _WAIT_MAX = 86400.0
+_OFFSET_MAX = (1 << 63) - 1
 
 
 class WaitQuery(Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,7 +162,7 @@ class Processes:
         await self._acted(call, "signal", wanted)
 
     async def resize_process(self, call: Call[None, PtySize]) -> None:
-        wanted = wire.ResizeRequest(process_id=call.params["pid"], size=_size(call.body))
+        wanted = wire.ResizeRequest(process_id=call.params["pid"], size=pty_size(call.body))
         await self._acted(call, "resize", wanted)
 
     async def end_process(self, call: Call[None, None]) -> None:
@@ -185,8 +186,9 @@ class Processes:
     async def stream_process(self, call: Call[StreamQuery, None], socket: Socket) -> None:
         """Both directions at once; ends with the process, with the client, or with the sandbox."""
         query, process_id = call.query, call.params["pid"]
-        if query.stdout_from < 0 or query.stderr_from < 0:
-            raise InvalidArgument("not negative", field="stdout_from" if query.stdout_from < 0 else "stderr_from")
+        for field, value in (("stdout_from", query.stdout_from), ("stderr_from", query.stderr_from)):
+            if not 0 <= value <= _OFFSET_MAX:
+                raise InvalidArgument(f"0 to {_OFFSET_MAX}", field=field)
         wanted = wire.AttachRequest(
             process_id=process_id, stdout_from=query.stdout_from, stderr_from=query.stderr_from, stream=True
         )
@@ -263,7 +265,7 @@ class Processes:
         if event.event == "signal" and event.signal is not None and 1 <= event.signal <= _SIGNALS:
             await self._done(resident, wire.SignalRequest(process_id=process_id, signal=event.signal, tree=False))
         elif event.event == "resize" and event.size is not None:
-            await self._done(resident, wire.ResizeRequest(process_id=process_id, size=_size(event.size)))
+            await self._done(resident, wire.ResizeRequest(process_id=process_id, size=pty_size(event.size)))
         elif event.event == "stdin_close":
             await input_.end_of_input()
             reply = await input_.receive()
@@ -276,9 +278,3 @@ class Processes:
                     raise failed(reply)
         else:
             raise InvalidArgument("from a client: stdin_close, resize with size, signal with signal", field="frame")
-
-
-def _size(size: PtySize) -> wire.PtySize:
-    if not (1 <= size.cols <= 1000 and 1 <= size.rows <= 1000):
-        raise InvalidArgument("1 to 1000 columns and rows", field="size")
-    return wire.PtySize(cols=size.cols, rows=size.rows)
