@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from bench.rootfs import make_rootfs
 from dsec.testing.node import Node
 from style.sources import ROOT
 
 
 @pytest.mark.root
 def test_first_sandbox(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 1
     with Node(tmp_path / "s") as node:
-        node.dsec("image", "import", "tiny:1", str(make_rootfs(tmp_path / "rootfs")))
+        make = next(line for line in text.splitlines() if "mkdir -p rootfs" in line)
+        subprocess.run(["sh", "-ec", make], cwd=tmp_path, check=True)
+        node.dsec("image", "import", "tiny:1", str(tmp_path / "rootfs"))
         environ = {**os.environ, "DSEC_URL": node.url, "DSEC_API_KEY": node.api_key}
         done = subprocess.run(
             [sys.executable, "-c", blocks[0]], env=environ, capture_output=True, text=True, timeout=60, check=False

@@ -62,6 +62,14 @@ def test_plain_http_beyond_loopback_is_refused(site: Site) -> None:
     assert "TLS" in refused.stderr
 
 
+def test_a_start_in_the_background_that_fails_says_why(site: Site) -> None:
+    argv = ("up", "--detach", "--state", str(site.state), "--listen", "0.0.0.0:0")
+    refused = site.dsec(*argv, check=False, DSEC_SERVER_TLS="off")
+    assert refused.returncode == 1, "as in the foreground"
+    assert refused.stderr.splitlines()[0].startswith("dsec: Unsupported: plain HTTP on 0.0.0.0")
+    assert str(site.state / "server.log") in refused.stderr
+
+
 def test_tls_with_an_own_certificate(site: Site) -> None:
     site.dsec("up", "--detach", "--state", str(site.state), "--listen", "127.0.0.1:0", DSEC_SERVER_TLS="on")
     kept = json.loads((site.state / "credentials.json").read_text())

@@ -5,8 +5,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from dsec.cli import doctor
-from dsec.kernel.probe import Doctor, Mechanism, Rung
+from dsec.cli import doctor, up
+from dsec.kernel.probe import Doctor, Mechanism, Rung, too_old
+from dsec.model.errors import Unsupported
 
 FIT = Mechanism(name="rootfs", using="idmapped", rungs=(Rung(name="idmapped", ok=True, why="by descriptor"),))
 UNFIT = Mechanism(
@@ -30,3 +31,12 @@ def test_what_is_said(monkeypatch: pytest.MonkeyPatch, mechanisms: tuple[Mechani
         "name": "rootfs", "using": "idmapped", "rungs": [{"name": "idmapped", "ok": True, "why": "by descriptor"}],
         "needed": True, "advice": "",
     }  # fmt: skip
+
+
+def test_an_older_kernel_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert too_old("6.13.0-rc1") == too_old("7.0") == ""
+    assert "6.13 is needed" in too_old("6.12.9-amd64")
+    monkeypatch.setattr("platform.release", lambda: "5.15.0-91-generic")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    with pytest.raises(Unsupported, match=r"this is Linux 5\.15\.0-91-generic"):
+        up.command.main(["--state", "/nonexistent"], standalone_mode=False)

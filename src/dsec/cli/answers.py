@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import click
 import msgspec
 
-from dsec.model.errors import CommandNotExecutable, CommandNotFound, DSecError
+from dsec.model.errors import CommandNotExecutable, CommandNotFound, Conflict, DSecError, InvalidArgument, NotFound
 from dsec.model.outcome import Outcome
 
 __all__ = [
@@ -54,7 +54,9 @@ def describe(error: DSecError) -> dict[str, object]:
 def fail(error: DSecError, as_json: bool = False, of_command: bool = False) -> int:
     """Say what failed; the exit status: 125 where the platform did, 1 where the request was wrong. For a command in a
     sandbox (`of_command`) 127 where it was not found, 126 where it cannot be executed, else 125, as docker has it."""
-    say(f"{type(error).__name__}: {shown(str(error))}" + (f" ({error.hint})" if error.hint else ""))
+    # these hints are about fields, and the message speaks of the very one
+    hint = "" if type(error) in (Conflict, InvalidArgument, NotFound) else error.hint
+    say(f"{type(error).__name__}: {shown(str(error))}" + (f" ({hint})" if hint else ""))
     if as_json:
         answer_json(describe(error))
     if of_command:

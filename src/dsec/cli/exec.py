@@ -110,10 +110,28 @@ async def perform(box: Sandbox, order: Command, as_json: bool) -> int:
     return exit_status(view.outcome, view.exit_code, view.signal)
 
 
+async def _detached(box: Sandbox, order: Command, as_json: bool) -> int:
+    """Start it and leave it running; its id is the answer."""
+    process = await box.start(
+        order.argv,
+        pty=terminal_size() if order.tty else None,
+        env=order.env,
+        cwd=order.cwd,
+        user=order.user,
+        timeout=order.timeout,
+    )
+    if as_json:
+        answer_json(process.view)
+    else:
+        click.echo(process.id)
+    return 0
+
+
 @click.command("exec", context_settings={"allow_interspersed_args": False})
 @client_options
 @click.option("-i", "--interactive", is_flag=True, help="Send stdin to the command.")
 @click.option("-t", "--tty", is_flag=True, help="Run it on a terminal of its own.")
+@click.option("-d", "--detach", is_flag=True, help="Leave it running and print its id, for dsec logs and dsec ps.")
 @click.option("--timeout", type=float, metavar="SECONDS", help="End its whole process tree after this time.")
 @click.option("--user", metavar="USER[:GROUP]", help="Run as this user; else the sandbox's.")
 @click.option("--cwd", metavar="DIR", help="Run in this directory; else the sandbox's.")
@@ -125,6 +143,7 @@ def command(
     as_json: bool,
     interactive: bool,
     tty: bool,
+    detach: bool,
     timeout: float | None,
     user: str | None,
     cwd: str | None,
@@ -132,11 +151,17 @@ def command(
     sandbox: str,
     argv: tuple[str, ...],
 ) -> None:
-    """Run ARGV in SANDBOX and exit with its status.
+    """Run ARGV in SANDBOX and exit with its status. A `--` before ARGV is left out.
 
     Exit status: the command's own; 128 and the signal's number when a signal ended it; 124 after its --timeout; 127 when
     it was not found, 126 when it cannot be executed; 125 when the platform failed. With --json its output is collected.
     """
+    if argv[0] == "--":
+        argv = argv[1:]
+    if not argv:
+        raise click.UsageError("there is no command to run")
+    if detach and interactive:
+        raise click.UsageError("-d leaves the command alone, and -i would feed it; give one of them")
     if tty and interactive and not is_terminal(0):
         raise click.UsageError("-i with -t needs a terminal on stdin; leave out -t to send a pipe")
     order = Command(
@@ -144,7 +169,8 @@ def command(
     )
 
     async def work(client: DSecClient) -> int:
-        return await perform(await client.get(sandbox), order, as_json)
+        box = await client.get(sandbox)
+        return await (_detached(box, order, as_json) if detach else perform(box, order, as_json))
 
     try:
         sys.exit(with_client(url, work))

@@ -40,6 +40,9 @@ def _arguments(options: dict[str, Any]) -> DSecContainerRunArgs:
         cpu_cores_limit=options["cpus"],
         disk_limit_mb=options["disk"],
         pids_limit=options["pids"],
+        open_files_limit=options["open_files"],
+        shm_size_mb=options["shm"],
+        qos=options["qos"],
         ttl_running_stop=None if ttl == _FOREVER else ttl,
         ttl_absolute=absolute,
         init_user=options["user"] or "",
@@ -62,6 +65,9 @@ def _arguments(options: dict[str, Any]) -> DSecContainerRunArgs:
 @click.option("--cpus", type=float, default=1.0, show_default=True, metavar="CORES", help="CPU limit.")
 @click.option("--disk", type=int, default=4096, show_default=True, metavar="MIB", help="Limit of what it may write.")
 @click.option("--pids", type=int, default=512, show_default=True, help="Limit of processes and threads.")
+@click.option("--open-files", type=int, default=4096, show_default=True, help="Limit of open files of each process.")
+@click.option("--shm", type=int, default=64, show_default=True, metavar="MIB", help="Size of /dev/shm.")
+@click.option("--qos", type=click.Choice(["be", "ls"]), default="be", show_default=True, help="Service class.")
 @click.option(
     "--ttl",
     type=float,

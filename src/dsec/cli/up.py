@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+import platform
 import resource
 import select
 import signal
@@ -15,11 +16,13 @@ from pathlib import Path
 import click
 import uvloop
 
+from dsec.cli.answers import PLATFORM_FAILED, say
 from dsec.cluster.serve import Listener, open_listener, serve
 from dsec.cluster.state import Credentials, StateDirectory
 from dsec.config import Config, load
 from dsec.kernel.clock import SystemClock
-from dsec.model.errors import PermissionDenied, Unavailable
+from dsec.kernel.probe import too_old
+from dsec.model.errors import PermissionDenied, Unsupported
 from dsec.wiring import node
 
 __all__ = ["command"]
@@ -49,6 +52,8 @@ def command(
     config = load(given).config
     if os.geteuid() != 0:
         raise PermissionDenied("sandboxes are made by root: run dsec up as root")
+    if why := too_old(platform.release()):
+        raise Unsupported(why, feature="kernel")
     if detach:
         _detach(config, {f"--{name}": value for name, value in _flags(given).items()})
         return
@@ -132,8 +137,10 @@ def _detach(config: Config, flags: dict[str, str]) -> None:
         said = pipe.read() if ended else ""
     if not said:
         child.terminate()
-        child.wait()
-        raise Unavailable(f"the server did not start:\n{_tail(log, begin)}", log=str(log))
+        status = child.wait()
+        click.echo(_tail(log, begin), err=True)
+        say(f"the server did not start; its log is {log}")
+        sys.exit(status if status > 0 else PLATFORM_FAILED)
     click.echo(said, nl=False, err=True)
 
 

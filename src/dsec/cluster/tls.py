@@ -37,7 +37,10 @@ def fingerprint_of(cert: Path) -> str:
 
 
 def own_certificate(folder: Path, host: str, clock: Clock) -> Certificate:
-    """The self-signed certificate in `folder`, made if there is none for `host` yet. Clients name its file as DSEC_CA_FILE."""
+    """The self-signed certificate in `folder`, made if there is none for `host` yet. Clients name its file as DSEC_CA_FILE.
+
+    One for all addresses names those by which the host is reached now; it stays when they change, for clients hold it.
+    """
     kept = Certificate(folder / "cert.pem", folder / "key.pem")
     names = _names(host)
     if kept.cert.exists() and kept.key.exists() and _covers(kept.cert, names):
@@ -47,7 +50,7 @@ def own_certificate(folder: Path, host: str, clock: Clock) -> Certificate:
     _write(kept.key, key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ), 0o600)  # fmt: skip
-    _write(kept.cert, _sign(key, names, clock).public_bytes(serialization.Encoding.PEM), 0o644)
+    _write(kept.cert, _sign(key, [*names, *_addresses(host)], clock).public_bytes(serialization.Encoding.PEM), 0o644)
     return kept
 
 
@@ -63,6 +66,21 @@ def _names(host: str) -> list[x509.GeneralName]:
             if not address.is_unspecified:
                 names.append(x509.IPAddress(address))
     return names
+
+
+def _addresses(host: str) -> list[x509.GeneralName]:
+    """The host's own address on the way out, of each family, where `host` stands for all of them."""
+    if host not in ("0.0.0.0", "::"):
+        return []
+    found: list[x509.GeneralName] = []
+    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as way:
+                way.connect((elsewhere, 9))  # sends nothing; the kernel chooses a route
+                found.append(x509.IPAddress(ipaddress.ip_address(way.getsockname()[0])))
+        except OSError:
+            continue  # no such family, or no way out
+    return found
 
 
 def _covers(cert: Path, names: list[x509.GeneralName]) -> bool:

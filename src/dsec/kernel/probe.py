@@ -20,7 +20,7 @@ from dsec.kernel.namespaces import Namespaces, make_namespaces
 from dsec.kernel.pool import Pool
 from dsec.kernel.uids import Slots, agent_id, base_id
 
-__all__ = ["Doctor", "Mechanism", "Rung", "examine"]
+__all__ = ["Doctor", "Mechanism", "Rung", "examine", "too_old"]
 
 _KERNEL = (6, 13)
 _PYTHON = (3, 11)
@@ -214,12 +214,19 @@ def _overfill(path: Path, size: int) -> str:
     raise _Unfit("a writer went past its limit")
 
 
+def too_old(release: str) -> str:
+    """Why a kernel of this release cannot run sandboxes; "" for one that is new enough. Nothing is tried."""
+    parts = release.replace("-", ".").split(".")
+    if (int(parts[0]), int(parts[1])) < _KERNEL:
+        return f"this is Linux {release}, and {_KERNEL[0]}.{_KERNEL[1]} is needed"
+    return ""
+
+
 def _kernel() -> Mechanism:
     def version() -> str:
         found = platform.release()
-        parts = found.replace("-", ".").split(".")
-        if (int(parts[0]), int(parts[1])) < _KERNEL:
-            raise _Unfit(f"{found}: {_KERNEL[0]}.{_KERNEL[1]} is needed")
+        if why := too_old(found):
+            raise _Unfit(why)
         return found
 
     return _mechanism("kernel", _Try("linux", version))

@@ -242,7 +242,7 @@ class Unavailable(InfraError):
     status = 503
     retryable = True
     sentence = "The service cannot be reached or is shutting down."
-    hint = "Check that `dsec up` is running and that DSEC_URL names it."
+    hint = "Check that what it names runs and can be reached; for a client, that DSEC_URL names a running `dsec up`."
 
 
 class DeadlineExceeded(InfraError):

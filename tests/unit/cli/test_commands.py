@@ -54,6 +54,25 @@ async def test_exec_has_the_commands_status(server: Server, box: str, script: st
     assert server.jobs == {}, "it is ended and forgotten"
 
 
+async def test_exec_takes_the_usual_two_hyphens(server: Server, box: str) -> None:
+    code, out, _ = await cli(server, "exec", box, "--", "echo", "--", "-x")
+    assert (code, out) == (0, b"-- -x\n")
+    assert (await cli(server, "exec", box, "--"))[0] == 2
+
+
+async def test_exec_detached_leaves_it_to_logs(server: Server, box: str) -> None:
+    code, out, _ = await cli(server, "exec", "-d", box, "--", "sh", "-c", "echo kept; sleep 60")
+    assert code == 0 and list(server.jobs) == [out.decode().strip()], "it runs on under the id that was printed"
+    code, shown, _ = await cli(server, "logs", box, out.decode().strip())
+    assert (code, shown) == (0, b"kept\n")
+    assert (await cli(server, "exec", "-d", "-i", box, "true"))[0] == 2
+
+
+async def test_a_message_names_the_field_once(server: Server, box: str) -> None:
+    _, _, err = await cli(server, "exec", "--timeout", "-1", box, "true")
+    assert "field" not in err
+
+
 async def test_exec_json_collects_and_says_the_class(server: Server, box: str) -> None:
     code, out, err = await cli(
         server, "exec", "--json", "--timeout", "0.2", box, "sh", "-c", "printf '\\377'; sleep 60"

@@ -1,6 +1,8 @@
 """Listening: loopback in clear, TLS beyond it, a clean end."""
 
 import asyncio
+import ipaddress
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,17 @@ def test_the_own_certificate_is_kept_and_renewed_for_a_new_name(tmp_path: Path) 
         x509.load_pem_x509_certificate(renewed).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     )
     assert "node.example.org" in names.get_values_for_type(x509.DNSName)
+
+
+def test_a_certificate_for_all_addresses_names_the_hosts_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect(("192.0.2.1", 9))
+        mine = ipaddress.ip_address(way.getsockname()[0])
+    cert = own_certificate(tmp_path, "0.0.0.0", CLOCK).cert.read_bytes()
+    names = x509.load_pem_x509_certificate(cert).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert mine in names.get_values_for_type(x509.IPAddress)
+    monkeypatch.setattr("dsec.cluster.tls._addresses", lambda host: [])
+    assert own_certificate(tmp_path, "0.0.0.0", CLOCK).cert.read_bytes() == cert, "clients hold it"
 
 
 def test_certificate_and_key_come_together() -> None:
