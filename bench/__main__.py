@@ -7,12 +7,12 @@ from pathlib import Path
 
 import uvloop
 
-from bench import create, density, exec
+from bench import create, density, exec, files
 from bench.figures import OUT
 
 __all__ = ["main"]
 
-BENCHMARKS = {"create": create.run, "exec": exec.run, "density": density.run}
+BENCHMARKS = {"create": create.run, "exec": exec.run, "density": density.run, "files": files.run}
 
 
 def main(argv: list[str]) -> int:

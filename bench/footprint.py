@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from dsec.testing.node import Node
 
-__all__ = ["Footprint", "cpu_seconds", "left_of"]
+__all__ = ["Footprint", "cpu_seconds", "left_of", "peak_resident", "reset_peak"]
 
 _KIB = 1024
 _PARTS = ("AnonPages", "Shmem", "SUnreclaim", "SReclaimable", "KernelStack", "PageTables", "Percpu")
@@ -54,6 +54,18 @@ class Footprint(Struct, frozen=True):
         """KiB for each of `count` sandboxes, by kind of memory, the server's own beside them."""
         kib = {name: (size - since.parts[name]) / _KIB / count for name, size in self.parts.items()}
         return kib | {"server": (self.server - since.server) / _KIB / count}
+
+
+def reset_peak(pid: int) -> int:
+    """Bytes that a process has resident now; `peak_resident` counts from here on."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return _resident(pid)
+
+
+def peak_resident(pid: int) -> int:
+    """The most bytes that a process had resident since `reset_peak`."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * _KIB for line in lines if line.startswith("VmHWM:"))
 
 
 def cpu_seconds(pid: int) -> float:
