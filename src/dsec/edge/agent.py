@@ -33,13 +33,18 @@ __all__ = ["UnixAgent", "UnixChannel"]
 _HEADER = 5
 _HELD_MOST = 2 << 20
 _HELD_FEW = 1 << 19
+_WORTH_A_WRITE = 1 << 14
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
+def _header(kind: int, length: int) -> bytes:
+    return (length + 1).to_bytes(4, "little") + bytes((kind,))
+
+
 def _frame(kind: int, payload: bytes) -> bytes:
-    return (len(payload) + 1).to_bytes(4, "little") + bytes((kind,)) + payload
+    return _header(kind, len(payload)) + payload
 
 
 class _Connection(asyncio.Protocol):
@@ -143,6 +148,15 @@ class _Connection(asyncio.Protocol):
             raise self._error or SandboxLost("aether closed the connection")
         self._transport.write(data)
 
+    def write_frame(self, kind: int, payload: bytes) -> None:
+        """A frame; a large payload is not copied."""
+        if len(payload) < _WORTH_A_WRITE:
+            self.write(_frame(kind, payload))
+        elif self._error is not None or self._transport is None:
+            raise self._error or SandboxLost("aether closed the connection")
+        else:
+            self._transport.writelines((_header(kind, len(payload)), payload))
+
     async def drained(self) -> None:
         """Returns when the socket takes more. Raises what ended the connection."""
         if self._writer is not None:
@@ -172,7 +186,8 @@ class UnixChannel:
     async def send(self, data: bytes) -> None:
         """Input of the operation; waits while aether is slow. Raises SandboxLost, RuntimeFailure."""
         for start in range(0, len(data), MAX_PAYLOAD):
-            self._connection.write(_frame(FRAME_STDIN, data[start : start + MAX_PAYLOAD]))
+            part = data if len(data) <= MAX_PAYLOAD else data[start : start + MAX_PAYLOAD]
+            self._connection.write_frame(FRAME_STDIN, part)
             await self._connection.drained()
 
     async def end_of_input(self) -> None:

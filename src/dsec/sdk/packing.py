@@ -14,6 +14,8 @@ __all__ = ["PIECE", "Packer", "read_pieces"]
 
 PIECE = 1 << 18
 """Bytes of a piece, about; headers of small files are gathered up to it."""
+WHOLE = 1 << 19
+"""Bytes of a piece of a single file, at most."""
 _BLOCK = tarfile.BLOCKSIZE
 
 
@@ -26,13 +28,15 @@ def _open(path: str | os.PathLike[str], follow: bool) -> int:
         raise InvalidArgument(f"{os.fspath(path)}: {error.strerror}", field="source") from error
 
 
-def read_pieces(path: Path) -> Iterator[bytes]:
-    """The content of one regular file. Raises InvalidArgument where it is none or cannot be read."""
+def read_pieces(path: Path, digest: "hashlib._Hash") -> Iterator[bytes]:
+    """The content of one regular file, and `digest` of what was yielded. Raises InvalidArgument where it is none or cannot
+    be read."""
     handle = _open(path, follow=True)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise InvalidArgument(f"{path}: not a regular file or directory", field="source")
-        while piece := os.read(handle, PIECE):
+        while piece := os.read(handle, WHOLE):
+            digest.update(piece)
             yield piece
     finally:
         os.close(handle)

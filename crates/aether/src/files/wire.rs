@@ -3,9 +3,18 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
+
+use super::Halt;
+use crate::failure::Failure;
+
 use dsec_proto::{
     header, put_message, Decoder, DoneReply, Reply, FRAME_END_OF_INPUT, FRAME_STDIN, FRAME_STDOUT, MAX_PAYLOAD,
 };
+
+/// Bytes read from the connection at once, at most.
+const READ: usize = 256 * 1024;
 
 /// The edge closed the connection or broke the protocol.
 #[derive(Debug)]
@@ -64,22 +73,43 @@ impl<'a> Wire<'a> {
 
     /// Input of the edge, appended to `out`; false at its end. A closed connection is no end: it is Gone.
     pub fn input(&mut self, out: &mut Vec<u8>) -> Result<bool, Gone> {
-        loop {
+        let mut more = false;
+        while !more {
             match self.decoder.next_frame() {
                 Ok(Some(frame)) if frame.kind == FRAME_STDIN => {
                     out.extend_from_slice(frame.payload);
-                    return Ok(true);
+                    more = true;
                 }
                 Ok(Some(frame)) if frame.kind == FRAME_END_OF_INPUT => return Ok(false),
-                Ok(None) => {}
+                Ok(None) => self.fill()?,
                 Ok(Some(_)) | Err(_) => return Err(Gone),
             }
-            let mut part = [0; 64 * 1024];
-            let size = self.socket.read(&mut part)?;
-            if size == 0 {
-                return Err(Gone);
+        }
+        Ok(true)
+    }
+
+    /// Gives the whole input to `take`, part by part, without a copy.
+    pub fn each(&mut self, mut take: impl FnMut(&[u8]) -> Result<(), Failure>) -> Result<(), Halt> {
+        loop {
+            match self.decoder.next_frame() {
+                Ok(Some(frame)) if frame.kind == FRAME_STDIN => take(frame.payload)?,
+                Ok(Some(frame)) if frame.kind == FRAME_END_OF_INPUT => return Ok(()),
+                Ok(None) => self.fill()?,
+                Ok(Some(_)) | Err(_) => return Err(Gone.into()),
             }
-            self.decoder.feed(&part[..size]);
+        }
+    }
+
+    fn fill(&mut self) -> Result<(), Gone> {
+        let space = self.decoder.space();
+        space.reserve(READ);
+        loop {
+            match rustix::io::read(self.socket, spare_capacity(space)) {
+                Ok(0) => return Err(Gone),
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(_) => return Err(Gone),
+            }
         }
     }
 }

@@ -36,16 +36,15 @@ pub fn write(wire: &mut Wire<'_>, request: &FileWriteRequest) -> Done {
 /// Takes the whole input into `file`.
 fn store(wire: &mut Wire<'_>, file: OwnedFd, path: &str) -> Result<(WrittenReply, std::fs::File), Halt> {
     let mut file = std::fs::File::from(file);
-    let (mut hash, mut size, mut part) = (Sha256::new(), 0u64, Vec::new());
-    while wire.input(&mut part)? {
-        hash.update(&part);
+    let (mut hash, mut size) = (Sha256::new(), 0u64);
+    wire.each(|part| {
+        hash.update(part);
         size += part.len() as u64;
-        file.write_all(&part).map_err(|error| {
+        file.write_all(part).map_err(|error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
             Failure::file(errno, path)
-        })?;
-        part.clear();
-    }
+        })
+    })?;
     Ok((
         WrittenReply {
             size,

@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -199,7 +200,12 @@ class Files:
             status = await asyncio.to_thread(os.stat, local)
         except OSError as error:
             raise InvalidArgument(f"{local}: {error.strerror}", field="source") from error
-        view = await self.write(target, _threaded(read_pieces(local), progress), mode=status.st_mode & 0o777, user=user)
+        digest = hashlib.sha256()
+        remote = self._path(path=target, mode=status.st_mode & 0o777, make_parents=True, user=user)
+        pieces = _threaded(read_pieces(local, digest), progress)
+        view = _file.decode(await self._put(remote, pieces, None))
+        if view.sha256 is not None and view.sha256 != digest.hexdigest():
+            raise RuntimeFailure(f"{target}: what arrived is not what was sent", path=target)
         return Transfer(entries=1, size=view.size)
 
     async def download(
@@ -229,10 +235,7 @@ class Files:
         await asyncio.to_thread(receiver.open)
         try:
             async with self._transport.stream("GET", remote) as response:
-                async for piece in response.content.iter_any():
-                    await asyncio.to_thread(receiver.feed, piece)
-                    if progress is not None:
-                        progress(len(piece))
+                await _fed(response.content.iter_any(), receiver, progress)
             return await asyncio.to_thread(receiver.finish)
         finally:
             receiver.close()
@@ -260,11 +263,41 @@ async def _hashed(data: AsyncIterable[bytes], digest: "hashlib._Hash") -> AsyncI
 
 
 async def _threaded(pieces: Iterator[bytes], progress: Callable[[int], None] | None) -> AsyncIterator[bytes]:
-    """Pieces made in a worker thread, one at a time: reading a disk does not stop the event loop."""
-    while True:
-        piece = await asyncio.to_thread(next, pieces, b"")
-        if not piece:
-            return
-        yield piece
-        if progress is not None:
-            progress(len(piece))
+    """Pieces made in a worker thread, one ahead: reading a disk does not stop the event loop, nor wait for the network."""
+    loop = asyncio.get_running_loop()
+    ahead = loop.run_in_executor(None, next, pieces, b"")
+    try:
+        while piece := await asyncio.shield(ahead):
+            ahead = loop.run_in_executor(None, next, pieces, b"")
+            yield piece
+            if progress is not None:
+                progress(len(piece))
+    finally:
+        await _over(ahead)
+
+
+async def _fed(
+    pieces: AsyncIterable[bytes], receiver: Unpacker | FileReceiver, progress: Callable[[int], None] | None
+) -> None:
+    """Feeds the receiver in a worker thread, while the next piece comes in."""
+    loop = asyncio.get_running_loop()
+    writing: asyncio.Future[None] | None = None
+    try:
+        async for piece in pieces:
+            if writing is not None:
+                await asyncio.shield(writing)
+            writing = loop.run_in_executor(None, receiver.feed, piece)
+            if progress is not None:
+                progress(len(piece))
+        if writing is not None:
+            await asyncio.shield(writing)
+    finally:
+        if writing is not None:
+            await _over(writing)
+
+
+async def _over(work: asyncio.Future[Any]) -> None:
+    """Returns when a worker thread has let go of what it was given; how it ended is told elsewhere."""
+    await asyncio.wait((work,))
+    if not work.cancelled():
+        work.exception()
