@@ -215,4 +215,11 @@ async def test_a_request_id_runs_once(box: dsec.Sandbox) -> None:
     assert {result.text.strip() for result in results} == {"1"}
     with pytest.raises(dsec.Conflict):
         await box.run_shell("true", request_id="once")
+    for _ in range(2):
+        await box.files.write("/log", b"x", append=True, request_id="append")
+        await box.files.mkdir("/made", parents=False, request_id="make")
+        await box.files.move("/log", "/moved", replace=False, request_id="move")
+        await box.files.remove("/made", request_id="remove")
+        await box.renew(1000, request_id="renew")
+    assert await box.files.read("/moved") == b"x"
     assert (await box.files.read_text("/count")) == "x\n"

@@ -33,6 +33,24 @@ def public(kind: type) -> set[str]:
     return {name for name in vars(kind) if not name.startswith("_")}
 
 
+REQUEST_ID = {
+    "DSecClient": "run_container run_containers stop_many",
+    "Sandbox": "exec open_session renew run_shell start",
+    "Process": "signal",
+    "Session": "run",
+    "Files": "mkdir move remove write",
+}
+
+
+@pytest.mark.parametrize("face", [dsec, dsec.sync])
+def test_what_may_not_be_done_twice_takes_a_request_id(face: typing.Any) -> None:
+    """Closing, stopping, resizing and looking may be; a tree is uploaded once, or again."""
+    for kind, names in REQUEST_ID.items():
+        found = getattr(face, kind, None) or getattr(dsec, kind)
+        for name in names.split():
+            assert "request_id" in inspect.signature(getattr(found, name)).parameters, f"{kind}.{name}"
+
+
 def test_the_public_names_are_exactly_these() -> None:
     assert sorted(dsec.__all__) == sorted(PUBLIC) == dir(dsec)
     for name in PUBLIC:

@@ -154,19 +154,35 @@ class Files:
             "GET", self._path("list", path=path, depth=depth, limit=limit, user=user), _files
         )
 
-    async def mkdir(self, path: str, *, mode: int = 0o755, parents: bool = True, user: str | None = None) -> None:
+    async def mkdir(
+        self,
+        path: str,
+        *,
+        mode: int = 0o755,
+        parents: bool = True,
+        user: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
         """Make a directory; with `parents`, those above it too, and one that exists is well."""
-        await self._transport.fetch("POST", self._path("mkdir", path=path, mode=mode, parents=parents, user=user))
-
-    async def move(self, source: str, target: str, *, replace: bool = True, user: str | None = None) -> None:
-        """Rename. Raises Conflict where the target exists and `replace` is not set."""
         await self._transport.fetch(
-            "POST", self._path("move", source=source, target=target, replace=replace, user=user)
+            "POST", self._path("mkdir", path=path, mode=mode, parents=parents, user=user), request_id=request_id
         )
 
-    async def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
+    async def move(
+        self, source: str, target: str, *, replace: bool = True, user: str | None = None, request_id: str | None = None
+    ) -> None:
+        """Rename. Raises Conflict where the target exists and `replace` is not set."""
+        await self._transport.fetch(
+            "POST", self._path("move", source=source, target=target, replace=replace, user=user), request_id=request_id
+        )
+
+    async def remove(
+        self, path: str, *, recursive: bool = False, user: str | None = None, request_id: str | None = None
+    ) -> None:
         """Remove a file or an empty directory, or a whole tree with `recursive`; links are not followed."""
-        await self._transport.fetch("POST", self._path("remove", path=path, recursive=recursive, user=user))
+        await self._transport.fetch(
+            "POST", self._path("remove", path=path, recursive=recursive, user=user), request_id=request_id
+        )
 
     async def upload(
         self,

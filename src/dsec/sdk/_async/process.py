@@ -141,9 +141,9 @@ class Process:
         except (aiohttp.ClientError, ConnectionError) as error:
             raise Unavailable(f"end of input to process {self.id}: {error}") from error
 
-    async def signal(self, number: int, *, tree: bool = False) -> None:
+    async def signal(self, number: int, *, tree: bool = False, request_id: str | None = None) -> None:
         """Send signal `number` to the process, or to every process of its tree. Raises NotFound once it is forgotten."""
-        await self._transport.fetch("POST", self._path("signal", signal=int(number), tree=tree))
+        await self._transport.fetch("POST", self._path("signal", signal=int(number), tree=tree), request_id=request_id)
 
     async def resize(self, cols: int, rows: int) -> None:
         """Set the size of its terminal in characters, 1..1000 each. Raises InvalidArgument where it has none."""

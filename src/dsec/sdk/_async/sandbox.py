@@ -274,9 +274,9 @@ class Sandbox:
         """What it uses now."""
         return await self._transport.call("GET", self._path("metrics"), _usage)
 
-    async def renew(self, ttl: float) -> SandboxView:
+    async def renew(self, ttl: float, *, request_id: str | None = None) -> SandboxView:
         """Move its idle end to `ttl` seconds from now; ttl_absolute stays. Raises SandboxLost when it has ended."""
-        self._view = await self._transport.call("POST", self._path("renew", ttl=ttl), _view)
+        self._view = await self._transport.call("POST", self._path("renew", ttl=ttl), _view, request_id=request_id)
         return self._view
 
     async def stop(self) -> SandboxView:

@@ -95,17 +95,40 @@ class Files:
         """What a directory holds, `depth` levels of it, at most `limit` entries; links are not followed."""
         return self._portal.run(self._inner.list(path, depth=depth, limit=limit, user=user))
 
-    def mkdir(self, path: str, *, mode: int = 493, parents: bool = True, user: str | None = None) -> None:
+    def mkdir(
+        self,
+        path: str,
+        *,
+        mode: int = 493,
+        parents: bool = True,
+        user: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
         """Make a directory; with `parents`, those above it too, and one that exists is well."""
-        self._portal.run(self._inner.mkdir(path, mode=mode, parents=parents, user=user))
+        self._portal.run(self._inner.mkdir(path, mode=mode, parents=parents, user=user, request_id=request_id))
 
-    def move(self, source: str, target: str, *, replace: bool = True, user: str | None = None) -> None:
+    def move(
+        self,
+        source: str,
+        target: str,
+        *,
+        replace: bool = True,
+        user: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
         """Rename. Raises Conflict where the target exists and `replace` is not set."""
-        self._portal.run(self._inner.move(source, target, replace=replace, user=user))
+        self._portal.run(self._inner.move(source, target, replace=replace, user=user, request_id=request_id))
 
-    def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
+    def remove(
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        user: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
         """Remove a file or an empty directory, or a whole tree with `recursive`; links are not followed."""
-        self._portal.run(self._inner.remove(path, recursive=recursive, user=user))
+        self._portal.run(self._inner.remove(path, recursive=recursive, user=user, request_id=request_id))
 
     def upload(
         self,

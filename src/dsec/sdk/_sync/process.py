@@ -58,9 +58,9 @@ class Process:
         """End of input; a process that reads on sees the end of file. May be called again."""
         self._portal.run(self._inner.close_stdin())
 
-    def signal(self, number: int, *, tree: bool = False) -> None:
+    def signal(self, number: int, *, tree: bool = False, request_id: str | None = None) -> None:
         """Send signal `number` to the process, or to every process of its tree. Raises NotFound once it is forgotten."""
-        self._portal.run(self._inner.signal(number, tree=tree))
+        self._portal.run(self._inner.signal(number, tree=tree, request_id=request_id))
 
     def resize(self, cols: int, rows: int) -> None:
         """Set the size of its terminal in characters, 1..1000 each. Raises InvalidArgument where it has none."""

@@ -172,9 +172,9 @@ class Sandbox:
         """What it uses now."""
         return self._portal.run(self._inner.metrics())
 
-    def renew(self, ttl: float) -> SandboxView:
+    def renew(self, ttl: float, *, request_id: str | None = None) -> SandboxView:
         """Move its idle end to `ttl` seconds from now; ttl_absolute stays. Raises SandboxLost when it has ended."""
-        return self._portal.run(self._inner.renew(ttl))
+        return self._portal.run(self._inner.renew(ttl, request_id=request_id))
 
     def stop(self) -> SandboxView:
         """End it and all it holds; also when it has ended already. Answers once it is gone."""
