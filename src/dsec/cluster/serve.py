@@ -13,6 +13,7 @@ from typing import Literal
 import uvicorn
 from msgspec import Struct
 
+from dsec.cluster.connection import BoundedProtocol
 from dsec.cluster.tls import Certificate, fingerprint_of, own_certificate
 from dsec.model.errors import InvalidArgument, Unavailable, Unsupported
 from dsec.model.settings import check_positive, setting
@@ -132,7 +133,7 @@ async def serve(
     """Serve `app` until `stop` is set; requests under way then have `stop_patience` seconds. `ready` is called once."""
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedProtocol,
         ws="websockets-sansio",
         ws_max_size=_WEBSOCKET_MESSAGE,
         ws_per_message_deflate=False,
