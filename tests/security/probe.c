@@ -46,6 +46,7 @@ static long attempt(const char *what) {
     if (!strcmp(what, "module")) return syscall(SYS_init_module, &byte, 1, "");
     if (!strcmp(what, "bpf")) return syscall(SYS_bpf, 0, 0, 0);
     if (!strcmp(what, "perf")) return syscall(SYS_perf_event_open, 0, 0, -1, -1, 0);
+    if (!strcmp(what, "aio")) { unsigned long context = 0; return syscall(SYS_io_setup, 1, &context); }
     if (!strcmp(what, "iouring")) return syscall(SYS_io_uring_setup, 1, 0);
     if (!strcmp(what, "keyctl")) return syscall(SYS_keyctl, 0, 0, 0, 0, 0);
     if (!strcmp(what, "packet")) return socket(AF_PACKET, SOCK_RAW, 0);

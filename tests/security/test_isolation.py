@@ -14,11 +14,11 @@ pytestmark = pytest.mark.root
 
 POWERS = (
     "mount", "umount", "remount", "fsopen", "open_tree", "pivot", "userns", "mntns", "netns", "blockdev", "chardev",
-    "kexec", "module", "bpf", "perf", "iouring", "packet", "alg", "reboot", "swap", "time", "nofile", "nice", "handle",
+    "kexec", "module", "bpf", "perf", "iouring", "aio", "packet", "alg", "reboot", "swap", "time", "nofile", "nice", "handle",
 )  # fmt: skip
 HIDDEN = (
     "/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags",
-    "/proc/timer_list", "/proc/sysrq-trigger", "/proc/interrupts", "/sys/firmware", "/sys/kernel/debug", "/sys/module",
+    "/proc/timer_list", "/proc/cmdline", "/proc/sysrq-trigger", "/proc/interrupts", "/sys/firmware", "/sys/kernel/debug", "/sys/module",
     "/sys/fs/cgroup/memory", "/dev/mem", "/dev/kmsg", "/dev/loop-control", "/dev/fuse", "/dev/net/tun",
 )  # fmt: skip
 

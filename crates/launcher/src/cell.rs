@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use dsec_proto::Boot;
 use dsec_sys::{
-    idmapped_clone, overlay, sealed_file, spawn, Disguise, Error, Program, Result, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID,
-    MOUNT_ATTR_RDONLY,
+    detached, idmapped_clone, overlay, sealed_file, spawn, Disguise, Error, Program, Result, MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY,
 };
 use serde::Serialize;
 
@@ -88,9 +88,12 @@ pub fn launch(cell: &Cell) -> Result<Launched> {
     let (root, extras) = trees(cell)?;
     let rootfs = begun.elapsed();
     let boot = boot_record(cell)?;
+    // aether's own descriptor of its groups must not be a way up to the host's root.
+    let work = detached(dsec_sys::borrow(cell.work_fd))?;
     let ready = Trees {
         root: root.as_raw_fd(),
         extras: extras.iter().map(AsRawFd::as_raw_fd).collect(),
+        work: work.as_raw_fd(),
     };
     let program = Program {
         steps: steps(cell, &ready, boot.as_raw_fd())?,

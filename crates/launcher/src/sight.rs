@@ -9,9 +9,10 @@ use crate::steps::slot;
 const QUIET: u64 = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
 
 /// Hidden in /proc. Their owner, host root, is outside every sandbox's map, so most could not be opened anyway.
-const PROC_MASKED: [&CStr; 15] = [
+const PROC_MASKED: [&CStr; 16] = [
     c"acpi",
     c"asound",
+    c"cmdline",
     c"interrupts",
     c"kcore",
     c"keys",

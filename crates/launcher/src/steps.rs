@@ -68,6 +68,8 @@ pub struct Trees {
     pub root: i32,
     /// Beside `Cell::extras`.
     pub extras: Vec<i32>,
+    /// `Cell::work_fd` as a tree of its own.
+    pub work: i32,
 }
 
 /// Descriptor numbers that aether finds its own at; 3 is the boot record.
@@ -184,7 +186,7 @@ pub fn steps(cell: &Cell, trees: &Trees, boot_fd: i32) -> Result<Vec<Step>> {
     steps.push(Step::Become { id: cell.agent_id });
     let null = Fd::Parent(cell.null_fd);
     let mut fds = vec![null, null, null, Fd::Parent(boot_fd)];
-    fds.extend([cell.listener_fd, cell.user_fd, cell.work_fd].map(Fd::Parent));
+    fds.extend([cell.listener_fd, cell.user_fd, trees.work].map(Fd::Parent));
     fds.push(Fd::Slot(slot::PTS));
     fds.extend(cell.tasks_fds.iter().copied().map(Fd::Parent));
     steps.push(Step::Arrange {
@@ -233,6 +235,7 @@ mod tests {
         let trees = Trees {
             root: 40,
             extras: vec![41],
+            work: 43,
         };
         steps(&cell(), &trees, 42).unwrap_or_default()
     }
@@ -270,7 +273,7 @@ mod tests {
         assert_eq!(at(3), Some(Fd::Parent(42)));
         assert_eq!(at(number::LISTENER), Some(Fd::Parent(27)));
         assert_eq!(at(number::USERNS), Some(Fd::Parent(21)));
-        assert_eq!(at(number::CGROUP), Some(Fd::Parent(29)));
+        assert_eq!(at(number::CGROUP), Some(Fd::Parent(43)));
         assert_eq!(at(number::DEVPTS), Some(Fd::Slot(slot::PTS)));
         assert_eq!(at(number::TASKS), Some(Fd::Parent(30)));
         assert_eq!(fds.len(), 11);
@@ -283,6 +286,7 @@ mod tests {
         let trees = Trees {
             root: 40,
             extras: vec![41],
+            work: 43,
         };
         assert_eq!(steps(&cell, &trees, 42).err().map(|e| e.errno), Some(libc::EINVAL));
     }

@@ -71,6 +71,23 @@ pub fn idmapped_clone(path: &str, userns: BorrowedFd<'_>, attributes: u64) -> Re
     Ok(tree)
 }
 
+/// A detached clone of the mount that `directory` is in, with it as the root: nothing above it can be reached through it.
+///
+/// # Errors
+/// EINVAL where it is not mounted in this mount namespace.
+pub fn detached(directory: BorrowedFd<'_>) -> Result<OwnedFd> {
+    // SAFETY: the empty path is a valid string; the descriptor is open.
+    let tree = unsafe {
+        libc::syscall(
+            libc::SYS_open_tree,
+            directory.as_raw_fd(),
+            c"".as_ptr(),
+            OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as u32,
+        )
+    };
+    Ok(owned(check(tree, "open_tree", "cgroup")?))
+}
+
 fn fsconfig(fs: &OwnedFd, command: u32, key: Option<&CStr>, value: Option<&CStr>, aux: i32) -> Result<()> {
     let key_ptr = key.map_or(ptr::null(), CStr::as_ptr);
     let value_ptr = value.map_or(ptr::null(), CStr::as_ptr);

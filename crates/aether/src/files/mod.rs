@@ -15,9 +15,11 @@ use std::cell::Cell;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
+use std::time::Duration;
 
 use dsec_proto::{put_message, Request};
 use dsec_sys::{End, Entry};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
 
 use crate::accounts;
@@ -30,6 +32,8 @@ use wire::{Gone, Wire};
 /// Deputies at once; watches stay, so they are counted apart.
 const MOST_HELPERS: usize = 64;
 const MOST_WATCHES: usize = 32;
+/// How often a helper that takes long is looked after.
+const LOOK: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 pub struct Deputies {
@@ -131,7 +135,20 @@ async fn help(
         0
     });
     let pid = pid.map_err(|error| Failure::kernel(&error))?;
-    match aether.reaper.expect(pid).wait().await {
+    let exit = aether.reaper.expect(pid);
+    let end = loop {
+        match tokio::time::timeout(LOOK, exit.wait()).await {
+            Ok(end) => break end,
+            // Stopped from inside, it would not see that nobody waits for it any more, and keep its place for good.
+            Err(_) if is_abandoned(socket) => {
+                // Not taken by the reaper yet, so the number is still its own.
+                let _ = dsec_sys::kill(pid, libc::SIGKILL);
+                break exit.wait().await;
+            }
+            Err(_) => {}
+        }
+    };
+    match end {
         End::Exited(0) => Ok(()),
         End::Exited(status) => Err(Failure::runtime(format!(
             "the file operation ended with status {status}"
@@ -140,6 +157,13 @@ async fn help(
             "the file operation was killed by signal {signal}"
         ))),
     }
+}
+
+/// The edge has closed the connection.
+fn is_abandoned(socket: &UnixStream) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(PollFlags::HUP)
 }
 
 /// Says that a helper died. If it died inside a frame the edge sees a broken protocol, which is as true.
