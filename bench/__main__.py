@@ -7,18 +7,18 @@ from pathlib import Path
 
 import uvloop
 
-from bench import create, density, exec, files
+from bench import create, density, exec, files, layers
 from bench.figures import OUT
 
 __all__ = ["main"]
 
-BENCHMARKS = {"create": create.run, "exec": exec.run, "density": density.run, "files": files.run}
+BENCHMARKS = {"create": create.run, "exec": exec.run, "density": density.run, "files": files.run, "layers": layers.run}
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("name", choices=BENCHMARKS)
-    parser.add_argument("--quick", action="store_true", help="within 50 seconds, the same figures less exactly")
+    parser.add_argument("--quick", action="store_true", help="within a minute, the same figures less exactly")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
     options = parser.parse_args(argv)
     if os.geteuid() != 0:
