@@ -88,6 +88,9 @@ _SOURCES = {name: (home, name) for home, names in _HOMES.items() for name in nam
     "sync": ("dsec.sync", ""),
 }
 
+# Published, and refused by name when called.
+_PENDING = ("DSecFnCallArgs", "DSecFullVMRunArgs", "DSecMicroVMRunArgs")
+
 __all__ = [
     "Busy", "CommandFailed", "CommandNotExecutable", "CommandNotFound", "Conflict", "DSecClient", "DSecContainerRunArgs",
     "DSecError", "DeadlineExceeded", "End", "FileEvent", "FileView", "Files", "HttpResponse", "ImageUnavailable",
@@ -99,6 +102,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PENDING:
+        pending = import_module("dsec.sdk.pending")
+        return pending.refusing(pending.PENDING_ARGUMENTS, "dsec", name)
     if name not in _SOURCES:
         raise AttributeError(f"module 'dsec' has no attribute {name!r}")
     home, attribute = _SOURCES[name]

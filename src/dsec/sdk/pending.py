@@ -5,12 +5,18 @@ from typing import NoReturn
 
 from dsec.model.errors import Unsupported
 
-__all__ = ["PENDING_CLIENT", "PENDING_SANDBOX", "refusing"]
+__all__ = ["PENDING_ARGUMENTS", "PENDING_CLIENT", "PENDING_SANDBOX", "refusing"]
 
 PENDING_CLIENT = {
     "run_microvm": "the microvm backend",
     "run_fullvm": "the fullvm backend",
     "fncall": "the fncall backend",
+}
+
+PENDING_ARGUMENTS = {
+    "DSecMicroVMRunArgs": "the microvm backend",
+    "DSecFullVMRunArgs": "the fullvm backend",
+    "DSecFnCallArgs": "the fncall backend",
 }
 
 PENDING_SANDBOX = {

@@ -60,6 +60,13 @@ def test_the_public_names_are_exactly_these() -> None:
     assert sorted(dsec.sync.__all__) == sorted(METHODS)
 
 
+@pytest.mark.parametrize("name", ["DSecMicroVMRunArgs", "DSecFullVMRunArgs", "DSecFnCallArgs"])
+def test_published_names_of_other_backends_are_refused_when_called(name: str) -> None:
+    with pytest.raises(dsec.Unsupported, match="backend is not part of this version"):
+        getattr(dsec, name)(container_image="x")
+    assert name not in dir(dsec)
+
+
 def test_every_error_of_the_taxonomy_is_public() -> None:
     kinds = {
         name for name in dir(sys.modules["dsec.model.errors"]) if isinstance(getattr(dsec.model.errors, name), type)

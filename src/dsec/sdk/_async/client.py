@@ -146,7 +146,8 @@ class DSecClient:
         labels: Mapping[str, str] | None = None,
         state: SandboxState | str | None = None,
     ) -> list[Sandbox]:
-        """Sandboxes of the key's project and those below it: of `job`, with all `labels`, in `state`, where given."""
+        """Sandboxes of the key's project and those below it: of `job`, with all `labels`, in `state`, where given; without
+        `state` also those that have ended and are still remembered."""
         found: list[Sandbox] = []
         cursor: str | None = None
         while True:

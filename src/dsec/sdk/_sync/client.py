@@ -83,7 +83,8 @@ class DSecClient:
         labels: Mapping[str, str] | None = None,
         state: SandboxState | str | None = None,
     ) -> list[Sandbox]:
-        """Sandboxes of the key's project and those below it: of `job`, with all `labels`, in `state`, where given."""
+        """Sandboxes of the key's project and those below it: of `job`, with all `labels`, in `state`, where given; without
+        `state` also those that have ended and are still remembered."""
         return [Sandbox(self._portal, item) for item in self._portal.run(self._inner.sandboxes(job=job, labels=labels, state=state))]
 
     def stop_many(
