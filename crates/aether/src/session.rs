@@ -46,10 +46,14 @@ pub struct Session {
     rest: RefCell<Option<Resting>>,
     busy: Cell<bool>,
     /// The command in it is wanted by nobody any more and is being ended.
-    pub leaving: Cell<bool>,
-    /// Told when a command has given the streams back.
-    freed: Notify,
+    leaving: Cell<bool>,
+    /// Told when a command is given up, and when one has given the streams back.
+    changed: Notify,
 }
+
+/// How long a busy session waits before it refuses: a caller that has closed its connection may ask again before the close has
+/// been seen here.
+const NOTICE: Duration = Duration::from_millis(100);
 
 /// Our ends of a shell's descriptors.
 pub struct Pipes {
@@ -101,11 +105,13 @@ impl Session {
     /// Takes the streams for one command. One before it that was given up is waited for; it has little time left.
     pub async fn take(&self) -> Result<(Pipes, Between), Failure> {
         while self.busy.replace(true) {
-            if !self.leaving.get() {
+            let change = self.changed.notified();
+            if self.leaving.get() {
+                change.await;
+            } else if tokio::time::timeout(NOTICE, change).await.is_err() {
                 let told = "the session is busy with another command";
                 return Err(Failure::new("conflict", "session", told));
             }
-            self.freed.notified().await;
         }
         let Some(Resting { stop, task }) = self.rest.take() else {
             self.free();
@@ -125,7 +131,13 @@ impl Session {
     fn free(&self) {
         self.leaving.set(false);
         self.busy.set(false);
-        self.freed.notify_one();
+        self.changed.notify_one();
+    }
+
+    /// The command in it is wanted by nobody any more.
+    pub fn leave(&self) {
+        self.leaving.set(true);
+        self.changed.notify_one();
     }
 
     pub fn kill(&self) {
@@ -269,7 +281,7 @@ async fn begin(aether: &Rc<Aether>, request: &OpenSessionRequest) -> Result<Rc<S
         rest: Some(rest(pipes)).into(),
         busy: Cell::new(false),
         leaving: Cell::new(false),
-        freed: Notify::new(),
+        changed: Notify::new(),
     }))
 }
 

@@ -80,7 +80,7 @@ pub async fn run(aether: &Rc<Aether>, channel: &mut Channel, request: RunInSessi
         Ok(finish) => finish,
         Err(stop) => {
             // Nobody wants the rest: the command is given up as at a timeout.
-            session.leaving.set(true);
+            session.leave();
             run.give_up(None).await;
             session.give_back(pipes);
             return Err(stop);
