@@ -70,7 +70,7 @@ def list_(state: str | None, as_json: bool) -> None:
 @with_state
 @click.argument("names", nargs=-1, required=True)
 def remove(state: str | None, names: tuple[str, ...]) -> None:
-    """Remove volumes and all that is in them."""
+    """Remove volumes and all that is in them. A sandbox that has one mounted finds it empty."""
     with _volumes(state) as volumes:
         for name in names:
             volumes.remove(name)

@@ -9,7 +9,7 @@ from dsec.edge.journal import Row
 from dsec.edge.lifecycle import Lifecycle, Parts
 from dsec.edge.resident import Resident
 from dsec.model.errors import DSecError
-from dsec.model.plan import Life
+from dsec.model.plan import Life, Mount
 from dsec.ports.backend import BackendFailure
 from dsec.rules import lifecycle as table
 from dsec.rules import ttl
@@ -75,9 +75,17 @@ async def _adopted(parts: Parts, resident: Resident) -> bool:
             return False
         row = resident.row
         layers = await parts.images.mounts(row.composition, row.id)
-        extra = await parts.images.extra(row.spec.mounts, row.id) if row.spec.mounts else []
-        resident.layers = (layers, extra)
+        resident.layers = (layers, await _extra(parts, row))
     except (BackendFailure, DSecError) as error:
         _log.error("sandbox %s cannot be taken over: %s", resident.id, error)
         return False
     return True
+
+
+async def _extra(parts: Parts, row: Row) -> list[Mount]:
+    """Volumes and data layers, held again as far as their names still stand for them: what runs has mounts of its own."""
+    try:
+        return await parts.images.extra(row.spec.mounts, row.id) if row.spec.mounts else []
+    except DSecError as error:
+        _log.warning("sandbox %s goes on with what it has mounted: %s", row.id, error)
+        return []
