@@ -6,4 +6,5 @@ mod sight;
 mod steps;
 
 pub use cell::{assemble, launch, Launched};
+pub use sight::SYS_SKELETON;
 pub use steps::{Cell, Extra};

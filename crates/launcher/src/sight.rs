@@ -32,18 +32,30 @@ const PROC_MASKED: [&CStr; 16] = [
 const PROC_READ_ONLY: [&CStr; 4] = [c"bus", c"fs", c"irq", c"sys"];
 
 /// All that is shown of sysfs: what programs size themselves by, and the sandbox's own network devices.
-const SYS_SHOWN: [(&CStr, &[&CStr]); 4] = [
-    (
-        c"devices/system/cpu",
-        &[c"devices", c"devices/system", c"devices/system/cpu"],
-    ),
-    (c"devices/system/node", &[c"devices/system/node"]),
-    (c"devices/virtual/net", &[c"devices/virtual", c"devices/virtual/net"]),
-    (c"class/net", &[c"class", c"class/net"]),
+const SYS_SHOWN: [&CStr; 4] = [
+    c"devices/system/cpu",
+    c"devices/system/node",
+    c"devices/virtual/net",
+    c"class/net",
 ];
 
-/// Directories that programs expect to exist in /sys, kept empty.
-const SYS_EMPTY: [&CStr; 5] = [c"block", c"bus", c"fs", c"fs/cgroup", c"kernel"];
+/// The directories of every sandbox's /sys, parents first: those that parts of sysfs are mounted on, and those that programs
+/// expect to exist, kept empty. The stage holds them once for all sandboxes: a file system less in each.
+pub const SYS_SKELETON: [&str; 13] = [
+    "block",
+    "bus",
+    "class",
+    "class/net",
+    "devices",
+    "devices/system",
+    "devices/system/cpu",
+    "devices/system/node",
+    "devices/virtual",
+    "devices/virtual/net",
+    "fs",
+    "fs/cgroup",
+    "kernel",
+];
 
 /// The usual six: name, major, minor.
 const DEVICES: [(&CStr, u32, u32); 6] = [
@@ -85,21 +97,41 @@ fn new_fs(fstype: &'static CStr, options: &[(&'static CStr, &str)], attributes: 
     }
 }
 
-/// /dev: six devices, links, a shm of `shm_bytes`, terminals of its own. Its files belong to the sandbox's root, `base`.
+/// /dev: six devices, links, a shm, terminals of its own. Its files belong to the sandbox's root, `base`.
+///
+/// One file system holds /dev and /dev/shm, `shm_bytes` together: each one more in a sandbox makes the kernel's records of every
+/// memory group longer.
 pub fn dev(base: u32, shm_bytes: u64) -> Vec<Step> {
-    let dev = Fd::Slot(slot::DEV);
-    let root = base.to_string();
-    let owner = [(c"uid", root.as_str()), (c"gid", root.as_str())];
-    let mut options = owner.to_vec();
-    options.extend([(c"mode", "755"), (c"size", "256k"), (c"nr_inodes", "1024")]);
+    let (dev, both) = (Fd::Slot(slot::DEV), Fd::Slot(slot::BOTH));
+    let (root, size) = (base.to_string(), shm_bytes.to_string());
+    let mut options = vec![(c"uid", root.as_str()), (c"gid", root.as_str())];
+    options.extend([(c"mode", "755"), (c"size", size.as_str()), (c"nr_inodes", "66560")]);
     let attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC;
+    let part = |path, mode, attributes, on, slot| {
+        [
+            Step::Directory { dir: both, path, mode },
+            Step::Clone {
+                dir: both,
+                path,
+                attributes,
+                users: None,
+                slot,
+            },
+            Step::Attach {
+                tree: Fd::Slot(slot),
+                on,
+                missing_ok: false,
+            },
+        ]
+    };
     let mut steps = vec![new_fs(
         c"tmpfs",
         &options,
         attributes,
-        fixed(slot::ROOT, c"dev"),
-        slot::DEV,
+        fixed(slot::STAGE, c"t"),
+        slot::BOTH,
     )];
+    steps.extend(part(c"dev", 0o755, attributes, fixed(slot::ROOT, c"dev"), slot::DEV));
     steps.extend(DEVICES.map(|(path, major, minor)| Step::Device {
         dir: dev,
         path,
@@ -107,16 +139,7 @@ pub fn dev(base: u32, shm_bytes: u64) -> Vec<Step> {
         minor,
     }));
     steps.extend(DEV_LINKS.map(|(path, target)| Step::Link { dir: dev, path, target }));
-    let size = shm_bytes.to_string();
-    let mut options = owner.to_vec();
-    options.extend([(c"mode", "1777"), (c"size", size.as_str()), (c"nr_inodes", "65536")]);
-    steps.push(new_fs(
-        c"tmpfs",
-        &options,
-        QUIET,
-        fixed(slot::DEV, c"shm"),
-        slot::SCRATCH,
-    ));
+    steps.extend(part(c"shm", 0o1777, QUIET, fixed(slot::DEV, c"shm"), slot::SCRATCH));
     let tty = (base + 5).to_string();
     let options = [
         (c"gid", tty.as_str()),
@@ -144,12 +167,14 @@ pub fn proc() -> Vec<Step> {
             dir: Fd::Slot(slot::DEV),
             path: c"null",
             attributes: 0,
+            users: None,
             slot: slot::NULL,
         },
         Step::Clone {
             dir: Fd::Slot(slot::SYS),
             path: c"block",
             attributes: 0,
+            users: None,
             slot: slot::EMPTY,
         },
     ];
@@ -158,6 +183,7 @@ pub fn proc() -> Vec<Step> {
             dir: proc,
             path,
             attributes: QUIET | MOUNT_ATTR_RDONLY,
+            users: None,
             slot: slot::SCRATCH,
         });
         steps.push(Step::Attach {
@@ -175,41 +201,33 @@ pub fn proc() -> Vec<Step> {
     steps
 }
 
-/// /sys: a small read-only tree of empty directories with the few parts of sysfs that programs read.
+/// /sys: the stage's read-only tree of empty directories, as the sandbox's root's own by the map of `users`, with the few parts of
+/// sysfs that programs read.
 ///
 /// Sysfs itself is mounted on the stage, which the sandbox leaves behind.
-pub fn sys(base: u32) -> Vec<Step> {
-    let root = base.to_string();
-    let options = [
-        (c"uid", root.as_str()),
-        (c"gid", root.as_str()),
-        (c"mode", "755"),
-        (c"size", "4k"),
-        (c"nr_inodes", "64"),
-    ];
-    let sys = Fd::Slot(slot::SYS);
+pub fn sys(users: i32) -> Vec<Step> {
+    let attributes = QUIET | MOUNT_ATTR_RDONLY;
     let mut steps = vec![
-        new_fs(c"tmpfs", &options, QUIET, fixed(slot::ROOT, c"sys"), slot::SYS),
-        new_fs(
-            c"sysfs",
-            &[],
-            QUIET | MOUNT_ATTR_RDONLY,
-            fixed(slot::STAGE, c"s"),
-            slot::SYSFS,
-        ),
+        Step::Clone {
+            dir: Fd::Slot(slot::STAGE),
+            path: c"y",
+            attributes,
+            users: Some(Fd::Parent(users)),
+            slot: slot::SYS,
+        },
+        Step::Attach {
+            tree: Fd::Slot(slot::SYS),
+            on: fixed(slot::ROOT, c"sys"),
+            missing_ok: false,
+        },
+        new_fs(c"sysfs", &[], attributes, fixed(slot::STAGE, c"s"), slot::SYSFS),
     ];
-    let directory = |path| Step::Directory {
-        dir: sys,
-        path,
-        mode: 0o755,
-    };
-    steps.extend(SYS_EMPTY.map(directory));
-    for (path, parents) in SYS_SHOWN {
-        steps.extend(parents.iter().map(|p| directory(p)));
+    for path in SYS_SHOWN {
         steps.push(Step::Clone {
             dir: Fd::Slot(slot::SYSFS),
             path,
             attributes: 0,
+            users: None,
             slot: slot::SCRATCH,
         });
         steps.push(Step::Attach {
@@ -218,9 +236,5 @@ pub fn sys(base: u32) -> Vec<Step> {
             missing_ok: false,
         });
     }
-    steps.push(Step::Seal {
-        mount: sys,
-        attributes: QUIET | MOUNT_ATTR_RDONLY,
-    });
     steps
 }

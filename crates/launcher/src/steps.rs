@@ -19,6 +19,7 @@ pub mod slot {
     pub const NULL: usize = 7;
     pub const EMPTY: usize = 8;
     pub const SCRATCH: usize = 9;
+    pub const BOTH: usize = 10;
 }
 
 /// A volume or data layer: its directory on the node and its path in the sandbox.
@@ -172,7 +173,7 @@ pub fn steps(cell: &Cell, trees: &Trees, boot_fd: i32) -> Result<Vec<Step>> {
     ];
     steps.extend(names(&cell.hostname)?);
     steps.extend(sight::dev(cell.base, cell.shm_bytes));
-    steps.extend(sight::sys(cell.base));
+    steps.extend(sight::sys(cell.user_fd));
     steps.extend(sight::proc());
     steps.extend(extras(cell, trees)?);
     steps.push(Step::Pivot {

@@ -2,7 +2,7 @@
 
 use std::os::fd::IntoRawFd;
 
-use dsec_launcher::Cell;
+use dsec_launcher::{Cell, SYS_SKELETON};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -22,7 +22,9 @@ fn make_namespaces(py: Python<'_>, base: u32, owner: u32) -> PyResult<(i32, i32,
 
 #[pyfunction]
 fn make_stage(py: Python<'_>, scratch: &str) -> PyResult<i32> {
-    let stage = py.detach(|| dsec_sys::make_stage(scratch)).map_err(raised)?;
+    let stage = py
+        .detach(|| dsec_sys::make_stage(scratch, &SYS_SKELETON))
+        .map_err(raised)?;
     Ok(stage.into_raw_fd())
 }
 

@@ -3,9 +3,9 @@
 use std::ffi::CStr;
 
 use crate::mountfd::{
-    MountAttr, FSCONFIG_CMD_CREATE, FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC,
-    MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY, MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_EMPTY_PATH, OPEN_TREE_CLOEXEC,
-    OPEN_TREE_CLONE,
+    MountAttr, FSCONFIG_CMD_CREATE, FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, MOUNT_ATTR_IDMAP, MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY, MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_EMPTY_PATH,
+    OPEN_TREE_CLOEXEC, OPEN_TREE_CLONE,
 };
 use crate::raw::call;
 use crate::step::{Fd, Place, Step, SLOTS};
@@ -92,21 +92,21 @@ fn write_all(fd: i32, data: &[u8]) -> Done {
     Ok(0)
 }
 
-fn clone_tree(dir: i32, path: &CStr, attributes: u64) -> Result<i32, i32> {
+fn clone_tree(dir: i32, path: &CStr, attributes: u64, users: Option<i32>) -> Result<i32, i32> {
     let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as u32 | libc::AT_SYMLINK_NOFOLLOW as u32;
     let tree = sys(libc::SYS_open_tree, [dir as usize, ptr(path), flags as usize, 0, 0, 0])? as i32;
-    if attributes != 0 {
-        set_attributes(tree, attributes)?;
+    if attributes != 0 || users.is_some() {
+        set_attributes(tree, attributes, users)?;
     }
     Ok(tree)
 }
 
-fn set_attributes(mount: i32, attributes: u64) -> Done {
+fn set_attributes(mount: i32, attributes: u64, users: Option<i32>) -> Done {
     let attr = MountAttr {
-        attr_set: attributes,
+        attr_set: attributes | users.map_or(0, |_| MOUNT_ATTR_IDMAP),
         attr_clr: 0,
         propagation: 0,
-        userns_fd: 0,
+        userns_fd: users.map_or(0, |fd| fd as u64),
     };
     let attr_ptr = std::ptr::from_ref(&attr) as usize;
     let (empty, flags) = (ptr(c""), libc::AT_EMPTY_PATH as usize);
@@ -238,7 +238,7 @@ impl Carrier {
         } else {
             attributes
         };
-        let tree = clone_tree(cover, c"", attributes)?;
+        let tree = clone_tree(cover, c"", attributes, None)?;
         let done = attach(tree, place);
         close(tree);
         close(place);
@@ -280,14 +280,15 @@ impl Carrier {
                 dir,
                 path,
                 attributes,
+                users,
                 slot,
             } => {
-                let tree = clone_tree(self.fd(*dir), path, *attributes)?;
+                let users = users.map(|fd| self.fd(fd));
+                let tree = clone_tree(self.fd(*dir), path, *attributes, users)?;
                 self.keep(*slot, tree);
                 Ok(0)
             }
             Step::Attach { tree, on, missing_ok } => self.attach_at(self.fd(*tree), on, *missing_ok),
-            Step::Seal { mount, attributes } => set_attributes(self.fd(*mount), *attributes),
             Step::Mask {
                 dir,
                 path,

@@ -1,9 +1,10 @@
 //! Namespaces made ahead: a sandbox's user namespace and those it owns, and the bare mount namespace all begin from.
 
 use std::ffi::CString;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::ptr;
 
@@ -261,28 +262,33 @@ fn loopback_up() -> Result<()> {
     Ok(())
 }
 
-/// A mount namespace with nothing in it but an empty, read-only root with the directories `r` and `s`: where sandboxes begin, so
-/// that no mount of the host's is ever copied into one.
+/// A mount namespace with nothing in it but an empty, read-only root with the directories `r`, `s`, `t` and `y`: where sandboxes
+/// begin, so that no mount of the host's is ever copied into one. At `y` is a file system of its own with the directories
+/// `skeleton`, parents first, that all sandboxes share.
 ///
 /// # Errors
 /// As the kernel gives them. `scratch` is a directory that the namespace is built over (in a private copy).
-pub fn make_stage(scratch: &str) -> Result<OwnedFd> {
+pub fn make_stage(scratch: &str, skeleton: &[&str]) -> Result<OwnedFd> {
     in_thread(|| {
         // SAFETY: plain numbers; concerns this thread, which ends with this function.
         let r = unsafe { libc::unshare(libc::CLONE_FS | libc::CLONE_NEWNS) };
         check(r.into(), "unshare", "mount namespace")?;
         mount("", "/", "", libc::MS_REC | libc::MS_PRIVATE, "")?;
-        mount(
-            "stage",
-            scratch,
-            "tmpfs",
+        let (quiet, read_only) = (
             libc::MS_NOSUID | libc::MS_NODEV,
-            "mode=755,size=64k",
-        )?;
-        for name in ["r", "s"] {
-            let inside = Path::new(scratch).join(name);
-            fs::create_dir(&inside).map_err(|e| Error::from_io("mkdir", &inside, &e))?;
+            libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY,
+        );
+        mount("stage", scratch, "tmpfs", quiet, "mode=755,size=64k")?;
+        for name in ["r", "s", "t", "y"] {
+            make_directory(&Path::new(scratch).join(name))?;
         }
+        let shared = format!("{scratch}/y");
+        let quieter = quiet | libc::MS_NOEXEC;
+        mount("sys", &shared, "tmpfs", quieter, "mode=755,size=4k,nr_inodes=64")?;
+        for name in skeleton {
+            make_directory(&Path::new(&shared).join(name))?;
+        }
+        mount("", &shared, "", read_only | quieter, "")?;
         // Opened before the root moves, while the host's /proc is still to be seen.
         let here =
             File::open("/proc/thread-self/ns/mnt").map_err(|e| Error::from_io("open", Path::new("ns/mnt"), &e))?;
@@ -291,10 +297,16 @@ pub fn make_stage(scratch: &str) -> Result<OwnedFd> {
         let r = unsafe { libc::syscall(libc::SYS_pivot_root, c".".as_ptr(), c".".as_ptr()) };
         check(r, "pivot_root", scratch)?;
         umount(".", true)?;
-        let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV;
-        mount("", "/", "", flags, "")?;
+        mount("", "/", "", read_only | quiet, "")?;
         Ok(here.into())
     })
+}
+
+/// A directory that anyone may look into, whatever the server's umask.
+fn make_directory(path: &Path) -> Result<()> {
+    fs::create_dir(path)
+        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755)))
+        .map_err(|e| Error::from_io("mkdir", path, &e))
 }
 
 /// The descriptors of a set, in the order user, net, ipc, uts.

@@ -33,17 +33,17 @@ pub enum Step {
         on: Place,
         slot: usize,
     },
-    /// Makes a detached clone of what is at `path` below `dir` (`path` "" is `dir` itself).
+    /// Makes a detached clone of what is at `path` below `dir` (`path` "" is `dir` itself), its owners shifted by the map of
+    /// `users` if there is one.
     Clone {
         dir: Fd,
         path: &'static CStr,
         attributes: u64,
+        users: Option<Fd>,
         slot: usize,
     },
     /// Attaches a detached tree. A `missing_ok` place that does not exist is passed over.
     Attach { tree: Fd, on: Place, missing_ok: bool },
-    /// Sets attributes of a mount already made.
-    Seal { mount: Fd, attributes: u64 },
     /// Hides what is at `path`: a file behind `file`, a directory behind `directory` (both cloned), if it exists.
     Mask {
         dir: Fd,
@@ -134,12 +134,9 @@ impl Step {
         match self {
             Self::Join { fd, .. } => fd.parents(),
             Self::NewFs { on, .. } => on.dir().parents(),
-            Self::Clone { dir, .. }
-            | Self::Directory { dir, .. }
-            | Self::Device { dir, .. }
-            | Self::Link { dir, .. } => dir.parents(),
+            Self::Clone { dir, users, .. } => dir.parents().max(users.map_or(-1, Fd::parents)),
+            Self::Directory { dir, .. } | Self::Device { dir, .. } | Self::Link { dir, .. } => dir.parents(),
             Self::Attach { tree, on, .. } => tree.parents().max(on.dir().parents()),
-            Self::Seal { mount, .. } => mount.parents(),
             Self::Mask {
                 dir, file, directory, ..
             } => dir.parents().max(file.parents()).max(directory.parents()),
@@ -168,7 +165,6 @@ impl Step {
             Self::NewFs { fstype, .. } => ("mount", text(fstype)),
             Self::Clone { path, .. } => ("open_tree", text(path)),
             Self::Attach { on, .. } => ("move_mount", on.describe()),
-            Self::Seal { .. } => ("mount_setattr", String::new()),
             Self::Mask { path, .. } => ("mask", text(path)),
             Self::Directory { path, .. } => ("mkdirat", text(path)),
             Self::Device { path, .. } => ("mknodat", text(path)),
