@@ -5,12 +5,14 @@ import asyncio
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from dsec.model.errors import DSecError, TooLarge, Unavailable
 from dsec.web import PROBLEM_JSON, problem_of
 from dsec.web.problems import encode_problem
 
-__all__ = ["HEAD_BYTES", "HEAD_SECONDS", "BoundedProtocol"]
+__all__ = ["HEAD_BYTES", "HEAD_SECONDS", "BoundedProtocol", "BoundedSocketProtocol"]
 
 HEAD_BYTES = 64 * 1024
 """Bytes that may come without a request's head becoming whole, or without any of its body: a head, trailers, padding."""
@@ -98,3 +100,17 @@ class BoundedProtocol(HttpToolsProtocol):
             head = f"HTTP/1.1 {status} Refused\r\ncontent-type: {PROBLEM_JSON}\r\ncontent-length: {len(body)}\r\n"
             self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
+
+
+class BoundedSocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's own, which keeps pongs for a client that does not read, and empty pieces of a message, without a bound."""
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()  # the pong: taken and not sent, as RFC 6455, 5.5.3 allows when more pings follow
+
+    def handle_cont(self, event: Frame) -> None:
+        if event.data or event.fin:
+            super().handle_cont(event)

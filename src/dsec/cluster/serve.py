@@ -13,7 +13,7 @@ from typing import Literal
 import uvicorn
 from msgspec import Struct
 
-from dsec.cluster.connection import BoundedProtocol
+from dsec.cluster.connection import BoundedProtocol, BoundedSocketProtocol
 from dsec.cluster.tls import Certificate, fingerprint_of, own_certificate
 from dsec.model.errors import InvalidArgument, Unavailable, Unsupported
 from dsec.model.settings import check_positive, setting
@@ -134,7 +134,7 @@ async def serve(
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
-        ws="websockets-sansio",
+        ws=BoundedSocketProtocol,
         ws_max_size=_WEBSOCKET_MESSAGE,
         ws_per_message_deflate=False,
         lifespan="off",

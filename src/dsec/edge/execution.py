@@ -11,7 +11,7 @@ from dsec.edge.lifecycle import Lifecycle
 from dsec.edge.output import Clipped
 from dsec.edge.resident import Resident
 from dsec.model import aether as wire
-from dsec.model.errors import DSecError, InvalidArgument, RuntimeFailure, SandboxLost, error_from_code
+from dsec.model.errors import DSecError, InvalidArgument, NotFound, RuntimeFailure, SandboxLost, error_from_code
 from dsec.model.outcome import ExecResult, Outcome
 from dsec.model.plan import Usage
 from dsec.model.views import ExecRequest, PtySize, SessionRun
@@ -185,8 +185,12 @@ class Execution:
         async with lock:
             with self._lifecycle.active(resident):
                 before = Counters(resident.oom_kills, resident.pids_refused)
-                async with opened(resident, wanted) as channel:
-                    ended, out, err = await self._collect(channel, request.output_limit)
+                try:
+                    async with opened(resident, wanted) as channel:
+                        ended, out, err = await self._collect(channel, request.output_limit)
+                except NotFound:  # any name may be asked for: those that are no session are not kept
+                    resident.session_locks.pop(session_id, None)
+                    raise
                 if ended.session_ended:
                     resident.session_locks.pop(session_id, None)
                 return await self.result(resident, ended, (out, err), before, (request.timeout, process_id, request_id))

@@ -5,10 +5,10 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import Annotated, BinaryIO, Protocol, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from dsec.images.inputs import ImportConfig, Notes, Progress, Source
 from dsec.images.spool import Digest, open_archive, sha256_of
@@ -47,7 +47,7 @@ class Descriptor(Struct, frozen=True, rename={"media_type": "mediaType"}):
     """A blob by digest. Source: OCI descriptor.md."""
 
     digest: str
-    size: int
+    size: Annotated[int, Meta(ge=0)]
     media_type: str = ""
     platform: Platform | None = None
     annotations: dict[str, str] = {}

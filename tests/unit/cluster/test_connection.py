@@ -4,9 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
+from websockets.http11 import Request
 
 from dsec.cluster import connection
 from dsec.cluster.serve import ServerSettings, open_listener, serve
@@ -119,3 +122,43 @@ async def test_a_body_that_nobody_reads_any_more_has_an_end(tmp_path: Path, monk
         writer.write(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\na")
         async with asyncio.timeout(5):
             assert (await reader.read()).endswith(b"ok")
+
+
+class Wire:
+    """A transport that says it is full, and what was written to it."""
+
+    def __init__(self) -> None:
+        self.written = 0
+        self.protocol: Any = None
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+        if self.written > 64 * 1024:
+            self.protocol.pause_writing()
+
+    def get_extra_info(self, name: str) -> Any:
+        return None
+
+    def pause_reading(self) -> None:
+        raise AssertionError("nothing was delivered")
+
+
+async def test_a_socket_that_does_not_read_gets_no_pongs_without_end() -> None:
+    config = uvicorn.Config(app, ws=connection.BoundedSocketProtocol)
+    config.load()
+    protocol, wire = connection.BoundedSocketProtocol(config, ServerState(), {}), Wire()
+    wire.protocol = protocol
+    protocol.connection_made(cast(Any, wire))
+    upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    protocol.conn.receive_data(
+        b"GET / HTTP/1.1\r\nHost: x\r\n" + upgrade + b"Sec-WebSocket-Key: " + b"A" * 22 + b"==\r\n\r\n"
+    )
+    request = next(iter(protocol.conn.events_received()))
+    assert isinstance(request, Request)
+    protocol.conn.send_response(protocol.conn.accept(request))
+    protocol.conn.data_to_send()
+    for _ in range(2000):
+        protocol.data_received(b"\x89\xfd" + b"\0" * 4 + b"p" * 125)
+    assert 64 * 1024 < wire.written < 66 * 1024
+    protocol.data_received(b"\x02\x80\0\0\0\0" + b"\0\x80\0\0\0\0" * 1000)
+    assert len(protocol.frames) == 1

@@ -56,3 +56,11 @@ async def test_a_list_of_long_paths_is_bounded(rig: Rig) -> None:
     answer = await rig.call(view, "GET", "/files/list", path="/d", limit="1000")
     assert (answer.status, answer.json()["code"]) == (413, "too_large")
     assert (await rig.call(view, "GET", "/files/list", path="/d", limit="100")).status == 200
+
+
+async def test_names_that_are_no_session_are_not_kept(rig: Rig) -> None:
+    view = await rig.create()
+    for number in range(20):
+        answer = await rig.call(view, "POST", f"/sessions/none{number}/run", json={"command": "true"})
+        assert answer.status == 404
+    assert not rig.node.lifecycle.find(view.id).session_locks

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from dsec.images.daemon import save_image
 from dsec.images.importing import Quiet, open_path
-from dsec.images.oci import Platform, load
+from dsec.images.oci import Manifest, Platform, load, parse
 from dsec.images.registry import Credentials, credentials_from, parse_reference, pull
 from dsec.model.errors import (
     DSecError,
@@ -179,3 +179,10 @@ async def test_an_image_of_a_local_docker(shelf: Shelf, tmp_path: Path) -> None:
         await runner.cleanup()
     with shelf.layers.scratch() as folder, pytest.raises(Unavailable, match="no Docker daemon"):
         await save_image("x", socket, shelf.importer.workshop(folder, Quiet()))
+
+
+def test_a_negative_size_does_not_make_room_for_another() -> None:
+    layers = [{"digest": "sha256:" + "a" * 64, "size": size} for size in (1 << 60, -(1 << 60))]
+    config = {"digest": "sha256:" + "b" * 64, "size": 1}
+    with pytest.raises(InvalidArgument):
+        parse(json.dumps({"config": config, "layers": layers}).encode(), Manifest, "manifest")
