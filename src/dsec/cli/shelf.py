@@ -111,7 +111,8 @@ def fail_plainly() -> Iterator[None]:
     except PermissionError as error:
         raise PermissionDenied(f"{error.filename}: {error.strerror}; run as root") from error
     except OSError as error:
-        raise Unavailable(f"{error.filename}: {error.strerror}") from error
+        where = f"{error.filename}: " if error.filename else ""
+        raise Unavailable(f"{where}{error.strerror or error}") from error
 
 
 def show(value: object) -> None:

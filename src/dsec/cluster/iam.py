@@ -5,6 +5,8 @@ are cached and forgotten at every change of a principal or key, so revocation is
 """
 
 import hashlib
+import logging
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ from msgspec import Struct
 
 from dsec.cluster.keys import RANDOM_BYTES, KeyRecord, key_id_of, make_key, matches
 from dsec.cluster.tables import grants, keys, open_database, principals, projects, quotas, reservations
-from dsec.model.errors import NotFound, PermissionDenied, Unauthenticated
+from dsec.model.errors import Busy, NotFound, PermissionDenied, RuntimeFailure, Unauthenticated
 from dsec.model.spec import SandboxSpec
 from dsec.model.tenancy import Amount, Quota
 from dsec.model.views import Me
@@ -24,6 +26,8 @@ from dsec.rules.access import PERMISSIONS, ROOT_PROJECT, may, sees
 from dsec.rules.quota import Account, amount_of, release, reserve
 
 __all__ = ["ROOT_PRINCIPAL", "SqlIam"]
+
+_log = logging.getLogger("dsec.cluster")
 
 ROOT_PRINCIPAL = "root"
 
@@ -179,20 +183,30 @@ class SqlIam:
             "sandbox_id": sandbox_id, "project": project, "sandboxes": amount.sandboxes, "memory_mb": amount.memory_mb,
             "cpu_milli": amount.cpu_milli, "disk_mb": amount.disk_mb,
         }  # fmt: skip
-        with self.database.begin():
-            self.database.execute(_INSERT_RESERVATION, row)
+        try:
+            with self.database.begin():
+                self.database.execute(_INSERT_RESERVATION, row)
+        except sa.exc.OperationalError as error:
+            if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise Busy("the database of IAM has no room on its disk", retry_after=5.0, limit="iam") from error
+            raise RuntimeFailure(f"the database of IAM cannot be written: {error.orig}") from error
         self.accounts[project] = after
         self._held[sandbox_id] = (project, amount)
 
     async def release(self, sandbox_id: str) -> None:
-        """Give back what `reserve` held for the id; nothing where it holds nothing."""
-        held = self._held.pop(sandbox_id, None)
+        """Give back what `reserve` held for the id; nothing where it holds nothing. What cannot be written down now, on a full
+        disk, stays held until it is settled."""
+        held = self._held.get(sandbox_id)
         if held is None:
             return
-        project, amount = held
+        try:
+            with self.database.begin():
+                self.database.execute(_DELETE_RESERVATION, {"held": sandbox_id})
+        except sa.exc.OperationalError as error:
+            _log.warning("the quota of sandbox %s is not given back yet: %s", sandbox_id, error.orig)
+            return
+        project, amount = self._held.pop(sandbox_id)
         self.accounts[project] = release(self.accounts[project], amount)
-        with self.database.begin():
-            self.database.execute(_DELETE_RESERVATION, {"held": sandbox_id})
 
     def held(self) -> frozenset[str]:
         """Ids of the sandboxes that hold quota."""

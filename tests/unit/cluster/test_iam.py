@@ -12,6 +12,7 @@ from dsec.cluster.keys import RANDOM_BYTES, make_key, matches
 from dsec.cluster.tables import open_database
 from dsec.cluster.tenants import Tenants
 from dsec.model.errors import (
+    Busy,
     Conflict,
     InvalidArgument,
     NotFound,
@@ -204,6 +205,33 @@ async def test_quota_is_typed_idempotent_and_outlives_a_restart(world: World) ->
     assert world.iam.accounts["root/team"].used == Amount(sandboxes=2, memory_mb=200, cpu_milli=2000, disk_mb=8192)
     with pytest.raises(NotFound):
         await world.iam.reserve("root/nowhere", "s4", SPEC)
+
+
+async def test_a_full_disk_is_busy_and_holds_what_it_cannot_give_back(world: World) -> None:
+    """A stop that has done its work is not to fail for it, and what was held is given back once there is room."""
+    root = await world.iam.authenticate(world.first[0])
+    await world.iam.reserve(root.project, "kept", SPEC)
+    before = dict(world.iam.accounts)
+    database = world.iam.database
+    with database.begin():
+        pages = database.exec_driver_sql("PRAGMA page_count").scalar()
+        database.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(Busy):
+        for number in range(5000):
+            await world.iam.reserve(root.project, f"s{number}", SPEC)
+    for name in world.iam.held() - {"kept"}:
+        await world.iam.release(name)
+    assert world.iam.accounts == before
+    with database.begin():
+        database.exec_driver_sql("PRAGMA query_only=ON")
+    await world.iam.release("kept")
+    assert world.iam.held() == {"kept"} and world.iam.accounts == before
+    with pytest.raises(RuntimeFailure):
+        await world.iam.reserve(root.project, "new", SPEC)
+    with database.begin():
+        database.exec_driver_sql("PRAGMA query_only=OFF")
+    await world.iam.release("kept")
+    assert not world.iam.held()
 
 
 async def test_projects(world: World) -> None:
