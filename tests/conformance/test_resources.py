@@ -113,3 +113,17 @@ async def test_re4_a_refused_fork_is_told(boxes: Boxes) -> None:
 async def test_re4_open_files_are_bounded(boxes: Boxes) -> None:
     box = await boxes.make(open_files_limit=64)
     assert (await box.run_shell("ulimit -n; ulimit -Hn")).text.split() == ["64", "64"]
+
+
+async def test_re2_programs_see_their_limits(boxes: Boxes) -> None:
+    box = await boxes.make(memory_limit_mb=96, cpu_cores_limit=0.5)
+    shown = "head -n 3 /proc/meminfo; cut -d ' ' -f 1-3 /proc/loadavg; grep -c ^processor /proc/cpuinfo; cat /sys/devices/system/cpu/online"
+    result = await box.run_shell(
+        shown.replace("head", "busybox head").replace("cut", "busybox cut").replace("grep", "busybox grep")
+    )
+    words = result.stdout.decode().split()
+    assert [word for word in words if word.isdecimal()][:3] == [str(96 << 10)] * 3
+    assert words[-5:] == ["0.00", "0.00", "0.00", "1", "0"]
+    for act in ("echo 1 > /proc/meminfo", "busybox umount /proc/meminfo"):
+        assert (await box.run_shell(act)).exit_code != 0, act
+    assert b"/run/" not in (await box.files.read("/proc/self/mountinfo"))

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use dsec_proto::Boot;
 use dsec_sys::{
-    detached, idmapped_clone, overlay, sealed_file, spawn, Disguise, Error, Program, Result, MOUNT_ATTR_NODEV,
-    MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY,
+    detached, idmapped_clone, overlay, plain_clone, sealed_file, spawn, Disguise, Error, Program, Result,
+    MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY,
 };
 use serde::Serialize;
 
@@ -59,8 +59,8 @@ pub fn assemble(layers: &[String], writable: &str, user_fd: i32, base: u32) -> R
     overlay(&layers, &writable)
 }
 
-/// The sandbox's root and extra trees, detached.
-fn trees(cell: &Cell) -> Result<(OwnedFd, Vec<OwnedFd>)> {
+/// The sandbox's root, extra trees and views, detached.
+fn trees(cell: &Cell) -> Result<(OwnedFd, Vec<OwnedFd>, Vec<OwnedFd>)> {
     let user = dsec_sys::borrow(cell.user_fd);
     let root = assemble(&cell.layers, &cell.writable, cell.user_fd, cell.base)?;
     let extras = cell
@@ -76,7 +76,13 @@ fn trees(cell: &Cell) -> Result<(OwnedFd, Vec<OwnedFd>)> {
             idmapped_clone(&extra.source, user, limits)
         })
         .collect::<Result<Vec<_>>>()?;
-    Ok((root, extras))
+    let limits = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC;
+    let views = cell
+        .views
+        .iter()
+        .map(|(_, file)| plain_clone(file, limits))
+        .collect::<Result<Vec<_>>>()?;
+    Ok((root, extras, views))
 }
 
 /// Starts aether as the first process of a sandbox.
@@ -85,7 +91,7 @@ fn trees(cell: &Cell) -> Result<(OwnedFd, Vec<OwnedFd>)> {
 /// The call that the kernel refused. Nothing is left then but what the caller made.
 pub fn launch(cell: &Cell) -> Result<Launched> {
     let begun = Instant::now();
-    let (root, extras) = trees(cell)?;
+    let (root, extras, views) = trees(cell)?;
     let rootfs = begun.elapsed();
     let boot = boot_record(cell)?;
     // aether's own descriptor of its groups must not be a way up to the host's root.
@@ -93,6 +99,7 @@ pub fn launch(cell: &Cell) -> Result<Launched> {
     let ready = Trees {
         root: root.as_raw_fd(),
         extras: extras.iter().map(AsRawFd::as_raw_fd).collect(),
+        views: views.iter().map(AsRawFd::as_raw_fd).collect(),
         work: work.as_raw_fd(),
     };
     let program = Program {

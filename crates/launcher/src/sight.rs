@@ -2,9 +2,11 @@
 
 use std::ffi::{CStr, CString};
 
-use dsec_sys::{Fd, Place, Step, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY};
+use dsec_sys::{
+    Error, Fd, Place, Result, Step, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY,
+};
 
-use crate::steps::slot;
+use crate::steps::{slot, Cell, Trees};
 
 const QUIET: u64 = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
 
@@ -55,6 +57,16 @@ pub const SYS_SKELETON: [&str; 13] = [
     "fs",
     "fs/cgroup",
     "kernel",
+];
+
+/// What can be shown from a file of the host's instead of the kernel's own: its name, and where it is.
+const VIEWS: [(&str, usize, &CStr); 6] = [
+    ("meminfo", slot::PROC, c"meminfo"),
+    ("loadavg", slot::PROC, c"loadavg"),
+    ("cpuinfo", slot::PROC, c"cpuinfo"),
+    ("online", slot::SYS, c"devices/system/cpu/online"),
+    ("possible", slot::SYS, c"devices/system/cpu/possible"),
+    ("present", slot::SYS, c"devices/system/cpu/present"),
 ];
 
 /// The usual six: name, major, minor.
@@ -237,4 +249,28 @@ pub fn sys(users: i32) -> Vec<Step> {
         });
     }
     steps
+}
+
+/// Files of the host's over the kernel's own, by `VIEWS`; over what this kernel does not have, nothing.
+///
+/// # Errors
+/// EINVAL for a name that is not among them.
+pub fn views(cell: &Cell, trees: &Trees) -> Result<Vec<Step>> {
+    let pairs = cell.views.iter().zip(&trees.views);
+    pairs
+        .map(|((wanted, _), tree)| {
+            let known = VIEWS.iter().find(|(name, ..)| name == wanted);
+            let (_, dir, path) = *known.ok_or_else(|| Error::new("view", wanted.clone(), libc::EINVAL))?;
+            let on = Place::Fixed {
+                dir: Fd::Slot(dir),
+                path,
+                make: false,
+            };
+            Ok(Step::Attach {
+                tree: Fd::Parent(*tree),
+                on,
+                missing_ok: true,
+            })
+        })
+        .collect()
 }

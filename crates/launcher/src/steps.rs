@@ -43,6 +43,8 @@ pub struct Cell {
     /// Directory with `upper` and `work`.
     pub writable: String,
     pub extras: Vec<Extra>,
+    /// What of the kernel is shown from a file of the host's: a name of `sight::VIEWS`, and the file.
+    pub views: Vec<(String, String)>,
     pub shm_bytes: u64,
     pub stage_fd: i32,
     pub user_fd: i32,
@@ -69,6 +71,8 @@ pub struct Trees {
     pub root: i32,
     /// Beside `Cell::extras`.
     pub extras: Vec<i32>,
+    /// Beside `Cell::views`.
+    pub views: Vec<i32>,
     /// `Cell::work_fd` as a tree of its own.
     pub work: i32,
 }
@@ -175,6 +179,7 @@ pub fn steps(cell: &Cell, trees: &Trees, boot_fd: i32) -> Result<Vec<Step>> {
     steps.extend(sight::dev(cell.base, cell.shm_bytes));
     steps.extend(sight::sys(cell.user_fd));
     steps.extend(sight::proc());
+    steps.extend(sight::views(cell, trees)?);
     steps.extend(extras(cell, trees)?);
     steps.push(Step::Pivot {
         root: Fd::Slot(slot::ROOT),
@@ -213,6 +218,7 @@ mod tests {
                 target: "/data/v".into(),
                 read_only: true,
             }],
+            views: vec![("meminfo".into(), "/m".into())],
             shm_bytes: 1 << 20,
             stage_fd: 20,
             user_fd: 21,
@@ -236,6 +242,7 @@ mod tests {
         let trees = Trees {
             root: 40,
             extras: vec![41],
+            views: vec![44],
             work: 43,
         };
         steps(&cell(), &trees, 42).unwrap_or_default()
@@ -287,6 +294,7 @@ mod tests {
         let trees = Trees {
             root: 40,
             extras: vec![41],
+            views: vec![44],
             work: 43,
         };
         assert_eq!(steps(&cell, &trees, 42).err().map(|e| e.errno), Some(libc::EINVAL));

@@ -31,7 +31,8 @@ pub use error::{Error, Result};
 pub use loopdev::loop_attach;
 pub use mount::{mount, mount_erofs, umount};
 pub use mountfd::{
-    detached, idmapped_clone, overlay, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY,
+    detached, idmapped_clone, overlay, plain_clone, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
 };
 pub use namespaces::{make_namespaces, make_stage, Namespaces, IDS};
 pub use sealed::{borrow, sealed_file};

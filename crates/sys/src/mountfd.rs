@@ -39,6 +39,18 @@ fn owned(value: libc::c_long) -> OwnedFd {
 /// # Errors
 /// EINVAL where the file system cannot be idmapped or is not mounted in this mount namespace.
 pub fn idmapped_clone(path: &str, userns: BorrowedFd<'_>, attributes: u64) -> Result<OwnedFd> {
+    clone_of(path, Some(userns), attributes)
+}
+
+/// A detached clone of the mount at `path`, with its owners as they are.
+///
+/// # Errors
+/// EINVAL where the file system is not mounted in this mount namespace.
+pub fn plain_clone(path: &str, attributes: u64) -> Result<OwnedFd> {
+    clone_of(path, None, attributes)
+}
+
+fn clone_of(path: &str, userns: Option<BorrowedFd<'_>>, attributes: u64) -> Result<OwnedFd> {
     let path_c = c_string("open_tree", path)?;
     // SAFETY: the path is a NUL-terminated string that lives past the call.
     let tree = unsafe {
@@ -51,10 +63,10 @@ pub fn idmapped_clone(path: &str, userns: BorrowedFd<'_>, attributes: u64) -> Re
     };
     let tree = owned(check(tree, "open_tree", path)?);
     let attr = MountAttr {
-        attr_set: MOUNT_ATTR_IDMAP | attributes,
+        attr_set: userns.map_or(0, |_| MOUNT_ATTR_IDMAP) | attributes,
         attr_clr: 0,
         propagation: 0,
-        userns_fd: userns.as_raw_fd() as u64,
+        userns_fd: userns.map_or(0, |fd| fd.as_raw_fd() as u64),
     };
     // SAFETY: `attr` is a valid struct mount_attr of the size given, and the empty path is a valid string.
     let r = unsafe {

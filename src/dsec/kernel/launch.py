@@ -46,13 +46,14 @@ class Extra(msgspec.Struct, frozen=True):
 
 class CellPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What differs from sandbox to sandbox. `layers`: directories of mounted layers, lowest first. `writable`: directory
-    with `upper` and `work`. `listener`: descriptor of aether's listening socket. Sizes in bytes.
+    with `upper` and `work`. `views`: what of the kernel is shown from which file (see kernel.sights). `listener`: descriptor of aether's listening socket. Sizes in bytes.
     """
 
     hostname: str
     layers: tuple[str, ...]
     writable: str
     extras: tuple[Extra, ...]
+    views: tuple[tuple[str, str], ...]
     shm_bytes: int
     listener: int
     no_new_privileges: bool
@@ -76,6 +77,7 @@ class _Cell(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[str, ...]
     writable: str
     extras: tuple[Extra, ...]
+    views: tuple[tuple[str, str], ...]
     shm_bytes: int
     stage_fd: int
     user_fd: int
@@ -131,6 +133,7 @@ class Launcher:
             layers=plan.layers,
             writable=plan.writable,
             extras=plan.extras,
+            views=plan.views,
             shm_bytes=plan.shm_bytes,
             stage_fd=self._stage,
             user_fd=namespaces.user,

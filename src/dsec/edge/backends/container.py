@@ -20,6 +20,7 @@ from dsec.kernel.errors import KernelError, kernel_op
 from dsec.kernel.launch import CellPlan, Extra, Launched, Launcher
 from dsec.kernel.namespaces import NamespacePool
 from dsec.kernel.pool import Pool
+from dsec.kernel.sights import Sights
 from dsec.kernel.uids import Slots, agent_id, slot_of_agent
 from dsec.model.aether import VERSION, HelloReply, HelloRequest
 from dsec.model.errors import DSecError
@@ -104,6 +105,8 @@ class Container:
         self._pool = Pool(settings.state, device=settings.pool_device, size=settings.pool_bytes)
         self._slots = Slots(str(settings.state))
         self._namespaces = NamespacePool(self._slots, low=settings.ahead_low, high=settings.ahead_high)
+        # In the pool, so that a mount of them names no directory of the host.
+        self._sights = Sights(self._pool.root / "sights")
         self._launcher: Launcher | None = None
         self._workers: ThreadPoolExecutor | None = None
         self._run_fd = -1
@@ -155,6 +158,7 @@ class Container:
                 self._slots.hold(slot, name)
         self._launcher = Launcher(self._settings.program, self._settings.filter, self._groups.agent_tasks)
         self._launcher.open(self._run)
+        self._sights.open()
         self._namespaces.open()
 
     async def close(self) -> None:
@@ -173,6 +177,7 @@ class Container:
         self._namespaces.close()
         if self._launcher is not None:
             self._launcher.close()
+        self._sights.close()
         self._groups.close()
         self._slots.close()
         if not running:
@@ -244,7 +249,8 @@ class Container:
                 writable = self._pool.create(name, plan.limits.disk_bytes)
                 written = now()
                 with self._listen(name) as listener:
-                    launched = launcher.launch(_cell(plan, writable, listener.fileno()), namespaces, groups)
+                    views = self._sights.of(plan.limits.memory_bytes, plan.limits.cpu_cores)
+                    launched = launcher.launch(_cell(plan, writable, views, listener.fileno()), namespaces, groups)
             finally:
                 groups.close()
         finally:
@@ -430,12 +436,13 @@ def _opened(handle: Handle) -> _State:
     return state
 
 
-def _cell(plan: Plan, writable: Path, listener: int) -> CellPlan:
+def _cell(plan: Plan, writable: Path, views: tuple[tuple[str, str], ...], listener: int) -> CellPlan:
     return CellPlan(
         hostname=plan.identity.hostname,
         layers=tuple(mount.source for mount in plan.layers),
         writable=str(writable),
         extras=tuple(Extra(mount.source, mount.target, mount.read_only) for mount in plan.mounts),
+        views=views,
         shm_bytes=plan.limits.shm_bytes,
         listener=listener,
         no_new_privileges=plan.identity.no_new_privileges,
