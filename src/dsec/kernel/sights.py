@@ -56,7 +56,7 @@ class Sights:
 
     def _file(self, name: str) -> str:
         # The last used come last, so that none goes between being given out and being mounted.
-        made = self._made[name] = self._made.pop(name, None) or self._make(name)
+        made = self._made[name] = self._made.pop(name, "") or self._make(name)
         if len(self._made) > _KEPT:
             with kernel_op("unlink", name):
                 Path(self._made.pop(next(iter(self._made)))).unlink(missing_ok=True)
