@@ -135,6 +135,7 @@ class Hybrid(Cgroups):
     def __init__(self, root: Path, node: str) -> None:
         super().__init__(root, node)
         self._swap = (root / "memory" / "memory.memsw.limit_in_bytes").exists()
+        self._sockets = (root / "memory" / "memory.kmem.tcp.limit_in_bytes").exists()
         self._nodes = {controller: root / controller / node for controller in self.controllers}
 
     @property
@@ -179,6 +180,8 @@ class Hybrid(Cgroups):
         memory = {"memory.limit_in_bytes": str(limits.memory_bytes)}
         if self._swap:
             memory["memory.memsw.limit_in_bytes"] = str(limits.memory_bytes)
+        if self._sockets:  # v1 counts the buffers of IP sockets apart, and not at all without a limit of their own
+            memory["memory.kmem.tcp.limit_in_bytes"] = str(limits.memory_bytes // 4)
         return {
             "memory": memory,
             "cpu": {

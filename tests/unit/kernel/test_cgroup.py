@@ -31,6 +31,7 @@ V1 = {
     "memory": {
         "tasks": "",
         "memory.limit_in_bytes": "67108864",
+        "memory.kmem.tcp.limit_in_bytes": "9223372036854771712",
         "memory.usage_in_bytes": "4096",
         "memory.max_usage_in_bytes": "8192",
         "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
@@ -139,6 +140,7 @@ def test_hybrid_limits_by_v1_and_groups_by_v2(hybrid: Hybrid, tree: Tree) -> Non
     hybrid.open()
     fds = hybrid.create("one", LIMITS, os.getuid())
     assert (tree.root / "memory/node/one/memory.limit_in_bytes").read_text() == str(64 << 20)
+    assert (tree.root / "memory/node/one/memory.kmem.tcp.limit_in_bytes").read_text().startswith(str(16 << 20))
     assert (tree.root / "cpu/node/one/cpu.cfs_quota_us").read_text().startswith("50000")
     assert (tree.root / "pids/node/one/pids.max").read_text().startswith("32")
     assert os.path.samestat(os.fstat(fds.work), os.stat(tree.root / "unified/node/one"))
