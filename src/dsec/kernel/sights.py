@@ -66,11 +66,13 @@ class Sights:
         kind, _, value = name.partition("-")
         with kernel_op("write", name):
             text = _CONTENT[kind](int(value))
-            # Two workers may make the same file: each its own, the last one stays.
+            # Two workers may make the same file. The first one stays: a file that another took its place cannot be mounted.
             part = self._folder / f".{name}.{os.urandom(6).hex()}"
             part.write_text(text)
             part.chmod(0o444)
-            part.rename(self._folder / name)
+            with suppress(FileExistsError):
+                os.link(part, self._folder / name)
+            part.unlink()
         return str(self._folder / name)
 
     def _clear(self) -> None:

@@ -1,5 +1,7 @@
 """What a sandbox is shown of CPUs and memory."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,34 @@ def test_an_earlier_servers_files_are_not_trusted(tmp_path: Path) -> None:
     shown = Sights(folder)
     shown.open()
     assert read(shown.of(1 << 20, 1))["loadavg"].startswith("0.00 ")
+
+
+def test_two_workers_that_make_the_same_file_get_one_that_stays(
+    shown: Sights, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    both = threading.Barrier(2, timeout=10)
+    original = sights._CONTENT["meminfo"]
+    first = threading.Event()
+    inodes: list[int] = []
+
+    def content(kib: int) -> str:
+        both.wait()  # both have found that it is not there
+        return original(kib)
+
+    monkeypatch.setitem(sights._CONTENT, "meminfo", content)
+    real_link = sights.os.link
+
+    def link(source: Path, target: Path) -> None:
+        if target.name.startswith("meminfo") and not first.is_set():
+            first.set()
+            real_link(source, target)
+            inodes.append(target.stat().st_ino)
+        else:
+            real_link(source, target)
+
+    monkeypatch.setattr(sights.os, "link", link)
+    with ThreadPoolExecutor(2) as workers:
+        made = {future.result() for future in [workers.submit(shown.of, 5 << 20, 8) for _ in range(2)]}
+    assert len(made) == 1
+    assert Path(dict(made.pop())["meminfo"]).stat().st_ino == inodes[0]
+    assert not [path for path in (tmp_path / "sights").iterdir() if path.name.startswith(".")]
