@@ -16,6 +16,7 @@ import zstandard
 from dsec.images.importing import BuildArgs, Importer, Quiet, open_path
 from dsec.images.inputs import ImportConfig, Notes
 from dsec.images.names import NameStore
+from dsec.images.oci import Platform
 from dsec.images.store import LayerStore
 from dsec.images.tar import TarInput
 from dsec.kernel.clock import SystemClock
@@ -37,10 +38,12 @@ class Shelf:
         self.names = NameStore(self.state, self.layers, CLOCK)
         self.importer = Importer(self.layers, self.names, CLOCK, self.config)
 
-    def import_image(self, name: str, source: Path, ref: str | None = None) -> NameRecord:
+    def import_image(
+        self, name: str, source: Path, ref: str | None = None, wanted: Platform | None = None
+    ) -> NameRecord:
         with self.layers.scratch() as folder:
             work = self.importer.workshop(folder, Quiet())
-            return self.importer.image(name, open_path(source, ref, None, work), work)
+            return self.importer.image(name, open_path(source, ref, wanted, work), work)
 
     def build(self, args: BuildArgs) -> NameRecord:
         return self.importer.layer(args, Quiet())

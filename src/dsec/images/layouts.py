@@ -194,7 +194,7 @@ def image_in_archive(path: Path, origin: str, ref: str | None, wanted: Platform,
     if parts.has("oci-layout") and parts.has("index.json"):
         return load(parts, top_of(parts.file("index.json"), ref, wanted), origin, wanted, work)
     if parts.has("manifest.json") and _looks_saved(parts):
-        return docker_archive(parts, origin, ref, work)
+        return docker_archive(parts, origin, ref, wanted, work)
     return None
 
 
@@ -206,7 +206,7 @@ def _looks_saved(parts: ArchiveParts) -> bool:
     return True
 
 
-def docker_archive(parts: ArchiveParts, origin: str, ref: str | None, work: Workshop) -> Source:
+def docker_archive(parts: ArchiveParts, origin: str, ref: str | None, wanted: Platform, work: Workshop) -> Source:
     """An image that `docker save` wrote (before it wrote OCI layouts)."""
     images = parse(parts.file("manifest.json"), list[_Saved], "manifest.json")
     tags = [tag for image in images for tag in image.repo_tags or ()]
@@ -216,7 +216,7 @@ def docker_archive(parts: ArchiveParts, origin: str, ref: str | None, work: Work
         raise InvalidArgument(
             f"the archive holds {len(images)} such images; choose one with --ref: {tags}", field="ref"
         )
-    config, diff_ids = config_of(parts.file(images[0].config))
+    config, diff_ids = config_of(parts.file(images[0].config), wanted)
     if len(diff_ids) != len(images[0].layers):
         raise InvalidArgument("the archive's layers and its config do not agree", field="source")
     openers = [(functools.partial(parts.open, name), None) for name in images[0].layers]

@@ -147,9 +147,18 @@ def image_of(parts: Parts, top: Descriptor, wanted: Platform) -> Manifest:
     raise InvalidArgument("neither an image manifest nor an index that leads to one", field="source")
 
 
-def config_of(raw: bytes) -> tuple[ImageConfig, tuple[str, ...]]:
-    """What a sandbox honours of an image's config, and the digests of its layers, unpacked. Raises InvalidArgument."""
+def config_of(raw: bytes, wanted: Platform) -> tuple[ImageConfig, tuple[str, ...]]:
+    """What a sandbox honours of an image's config, and the digests of its layers, unpacked. Raises InvalidArgument, and
+    NotFound for an image that says it is for another platform than `wanted`."""
     given = parse(raw, OciConfig, "image config")
+    if given.architecture and not _fits(
+        Platform(given.os or "linux", given.architecture), Platform(wanted.os, wanted.architecture)
+    ):
+        there = f"{given.os or 'linux'}/{given.architecture}"
+        raise NotFound(
+            f"the image is for {there}, not for {wanted.os}/{wanted.architecture}; --platform {there} imports it all the same",
+            what="platform",
+        )
     run = given.config or _Run()
     for pair in run.env or ():
         if "=" not in pair or "\0" in pair:
@@ -171,7 +180,7 @@ def load(parts: Parts, top: Descriptor, origin: str, wanted: Platform, work: Wor
     """All layers of the image that `top` leads to, unpacked and checked, and its config."""
     manifest = image_of(parts, top, wanted)
     assert manifest.config is not None
-    config, diff_ids = config_of(parts.document(manifest.config))
+    config, diff_ids = config_of(parts.document(manifest.config), wanted)
     if diff_ids and len(diff_ids) != len(manifest.layers):
         raise InvalidArgument(
             f"{len(manifest.layers)} layers but {len(diff_ids)} digests in the config", field="source"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dsec.images.oci import Platform
 from dsec.images.records import read_records
 from dsec.images.store import FILES
 from dsec.model.errors import DSecError, InvalidArgument, NotFound, Unsupported
@@ -90,6 +91,14 @@ def test_the_platform_is_chosen(shelf: Shelf, tmp_path: Path) -> None:
     files = layout_files(theirs, index_of([{**theirs.manifest, "platform": {"os": "linux", "architecture": "sparc"}}]))
     with pytest.raises(NotFound, match="sparc"):
         shelf.import_image("b", write_layout(tmp_path / "m", files))
+
+
+def test_an_only_image_for_another_platform_is_refused_unless_it_is_asked_for(shelf: Shelf, tmp_path: Path) -> None:
+    root = write_layout(tmp_path / "l", layout_files(image([LOWER], arch="sparc")))
+    with pytest.raises(NotFound, match="linux/sparc"):
+        shelf.import_image("a", root)
+    record = shelf.import_image("a", root, wanted=Platform("linux", "sparc"))
+    assert shelf.layers.manifest(record.digest).config.architecture == "sparc"
 
 
 def test_several_images_need_a_choice(shelf: Shelf, tmp_path: Path) -> None:
