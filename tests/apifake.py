@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 import tarfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -464,3 +465,21 @@ async def serving(root: Path) -> AsyncIterator[Server]:
             job.kill()
         await asyncio.gather(*server.tasks, return_exceptions=True)
         await runner.cleanup()
+
+
+@contextmanager
+def serving_aside(root: Path) -> Iterator[Server]:
+    """The fake on a loop in a thread of its own, for tests that block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    context = serving(root)
+    made = asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result()
+    try:
+        yield made
+    finally:
+        asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result()
+        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,11 +1,9 @@
 """docs/sdk.md: its examples run, and its tables say what the code does."""
 
-import asyncio
 import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 
 import dsec
 import dsec.sdk._async.transport as transport
-from apifake import KEY, Server, serving
+from apifake import KEY, Server, serving_aside
 from style.sources import ROOT
 
 GUIDE = (ROOT / "docs/sdk.md").read_text()
@@ -22,19 +20,8 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[Server]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    context = serving(tmp_path)
-    made = asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result()
-    try:
-        yield made
-    finally:
-        asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result()
-        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with serving_aside(tmp_path) as server:
+        yield server
 
 
 def run_example(code: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:

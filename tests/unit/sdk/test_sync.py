@@ -1,6 +1,5 @@
 """The blocking client at work."""
 
-import asyncio
 import os
 import signal
 import threading
@@ -11,25 +10,13 @@ import pytest
 
 import dsec
 import dsec.sync
-from apifake import KEY, Server, serving
+from apifake import KEY, Server, serving_aside
 
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[Server]:
-    """The fake on a loop in a thread of its own, since the test blocks."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    context = serving(tmp_path)
-    made = asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result()
-    try:
-        yield made
-    finally:
-        asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result()
-        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with serving_aside(tmp_path) as server:
+        yield server
 
 
 @pytest.fixture
