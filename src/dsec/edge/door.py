@@ -52,7 +52,7 @@ class Door:
         resident = self.lifecycle.residents.get(found.id)
         if resident is None or resident.agent is None:
             return found
-        with self.lifecycle.active(resident):
+        with self.lifecycle.expiry.active(resident):
             pass
         return resident.view()
 
@@ -61,7 +61,7 @@ class Door:
         """The sandbox, while a call is in it. Raises NotFound, and SandboxLost unless it runs."""
         resident = self.look(call)
         resident.live_agent()
-        with self.lifecycle.active(resident):
+        with self.lifecycle.expiry.active(resident):
             yield resident
 
     @staticmethod

@@ -156,7 +156,7 @@ class Execution:
             )
         process_id = name_of(request_id, self._clock)
         wanted = wire_request(resident, request, process_id, keep=False, stream=True)
-        with self._lifecycle.active(resident):
+        with self._lifecycle.expiry.active(resident):
             before = Counters(resident.oom_kills, resident.pids_refused)
             async with opened(resident, wanted) as channel:
                 if len(request.stdin) <= INLINE_STDIN:
@@ -183,7 +183,7 @@ class Execution:
         )
         lock = resident.session_locks.setdefault(session_id, asyncio.Lock())
         async with lock:
-            with self._lifecycle.active(resident):
+            with self._lifecycle.expiry.active(resident):
                 before = Counters(resident.oom_kills, resident.pids_refused)
                 try:
                     async with opened(resident, wanted) as channel:

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dsec.edge.expiry import Expiry
 from dsec.edge.journal import Journal, Row
 from dsec.edge.operations import fingerprint_of
 from dsec.edge.resident import Resident, lost_error, view_of_row
@@ -25,7 +25,6 @@ from dsec.ports.backend import Backend, BackendFailure
 from dsec.ports.clock import Clock
 from dsec.ports.images import Images
 from dsec.rules import lifecycle as table
-from dsec.rules import ttl
 from dsec.rules.admit import MIB, Committed, Room, admit, check, memory_of
 
 __all__ = ["Lifecycle", "LifecycleSettings", "Parts", "plan_of"]
@@ -102,9 +101,9 @@ class Lifecycle:
         self._settings = settings
         self._starts = asyncio.Semaphore(settings.starts_at_once)
         self._asked: dict[tuple[str, str], Resident] = {}
-        self._dirty: dict[str, float] = {}
         self._closed = False
         self.residents: dict[str, Resident] = {}
+        self.expiry = Expiry(parts.journal, parts.timers, parts.clock, self.feed)
         self.memory_committed = 0
         self.cpu_committed = 0.0
         self.offers: dict[str, Capabilities] = {kind: backend.offers for kind, backend in parts.backends.items()}
@@ -202,7 +201,7 @@ class Lifecycle:
         self._on.journal.ask(row, event, now)
         self.keep(resident)
         self._after(resident, actions)
-        self.arm(resident)
+        self.expiry.arm(resident)
         return resident
 
     def keep(self, resident: Resident) -> None:
@@ -251,7 +250,7 @@ class Lifecycle:
             raise resident.lost()
         self.feed(resident, table.Renewed(ttl_seconds))
         resident.last_active = None
-        self.arm(resident)
+        self.expiry.arm(resident)
         return resident.view()
 
     async def stop(self, resident: Resident, event: table.Event) -> SandboxView:
@@ -269,60 +268,13 @@ class Lifecycle:
         except TimeoutError:
             _log.warning("sandbox %s is still stopping after %.0f s", resident.id, self._settings.stop_patience)
 
-    # -- activity and deadlines --------------------------------------------------------------------------------------
-
-    @contextmanager
-    def active(self, resident: Resident) -> Iterator[None]:
-        """A call or attached command is in the sandbox: its idle end waits, and moves when the last one leaves."""
-        resident.busy += 1
-        try:
-            yield
-        finally:
-            resident.busy -= 1
-            now = self._on.clock.now()
-            resident.last_active = now
-            if not self._dirty:
-                self._on.timers.at(now + ttl.FLUSH_SECONDS, self._flush)
-            self._dirty[resident.id] = now
-            if resident.busy == 0 and resident.armed is None:
-                self.arm(resident)
-
-    def _flush(self) -> None:
-        times = [(at, sandbox_id) for sandbox_id, at in self._dirty.items()]
-        self._dirty.clear()
-        if times:
-            self._on.journal.activity(times)
-
     def close(self) -> None:
         """The edge ends, its sandboxes do not: nothing moves any more, who waits for a start is told, activity is recorded."""
         self._closed = True
         for resident in self.residents.values():
             if not resident.ready.done():
                 resident.ready.set_result(Unavailable("the edge is shutting down"))
-        self._flush()
-
-    def arm(self, resident: Resident) -> None:
-        """Sees to it that the sandbox's next end by time is kept."""
-        due = ttl.due(resident.deadlines(), self._is_busy(resident))
-        if due is not None and (resident.armed is None or due < resident.armed):
-            resident.armed = due
-            self._on.timers.at(due, partial(self._due, resident, due))
-
-    def _due(self, resident: Resident, when: float) -> None:
-        if resident.armed != when:
-            return
-        resident.armed = None
-        if resident.life.state not in (table.State.STARTING, table.State.RUNNING):
-            return
-        end = ttl.verdict(resident.deadlines(), self._is_busy(resident), self._on.clock.now())
-        if end is not None:
-            self.feed(resident, table.Expired(end))
-        else:
-            self.arm(resident)
-
-    @staticmethod
-    def _is_busy(resident: Resident) -> bool:
-        return resident.busy > 0 or resident.life.state is table.State.STARTING
+        self.expiry.flush()
 
     # -- the machine -------------------------------------------------------------------------------------------------
 
@@ -379,11 +331,11 @@ class Lifecycle:
             raise RuntimeError("a running sandbox has a handle")
         resident.agent = resident.backend.agent(resident.handle)
         resident.watcher = self._on.tasks.spawn(self._watch(resident), f"watch {resident.id}")
-        self.arm(resident)
+        self.expiry.arm(resident)
 
     def _gone(self, resident: Resident) -> None:
         del self.residents[resident.id]
-        self._dirty.pop(resident.id, None)
+        self.expiry.forget(resident)
         key = (resident.row.project, resident.row.request_id or "")
         if self._asked.get(key) is resident:
             del self._asked[key]
