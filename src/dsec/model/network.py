@@ -1,0 +1,127 @@
+"""The network of a sandbox: what a caller asks for, the policy that follows from it, and records of what was tried."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+__all__ = [
+    "Address", "Allow", "Flow", "MirrorRule", "NameRule", "NetLimits", "NetworkAnswer", "NetworkRule", "NetworkRules", "Policy",
+    "Protocol", "Verdict", "Via",
+]  # fmt: skip
+
+Protocol = Literal["tcp", "udp", "icmp", "any"]
+Via = Literal["direct", "relay"]
+Verdict = Literal["allowed", "refused"]
+
+
+class NetworkRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a caller allows under one name.
+
+    A rule of its own names `hosts` ("a.test", or "*.a.test" for all names below) or `cidrs` ("203.0.113.0/24", "2001:db8::/32"), `ports`
+    (80, or "8000-8100"; none: 80 and 443 of hosts, all of cidrs), and `protocols` (none: tcp). `strict`: a host's name is checked in TLS and
+    HTTP too; False: the addresses of its name alone are. Options of a service: `before` (a date, YYYY-MM-DD: releases from before it alone)
+    and `modules` (path prefixes). `credential`: name of one that the operator holds, added on the way.
+    """
+
+    hosts: tuple[str, ...] = ()
+    cidrs: tuple[str, ...] = ()
+    ports: tuple[int | str, ...] = ()
+    protocols: tuple[Protocol, ...] = ()
+    strict: bool = True
+    before: str | None = None
+    modules: tuple[str, ...] = ()
+    credential: str | None = None
+
+
+NetworkRules = dict[str, bool | NetworkRule | tuple[NetworkRule, ...]] | None
+
+
+class NetLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Bounds of one sandbox: bytes a second out and in (None: none), flows at once, and new flows a second."""
+
+    egress_bytes_s: int | None = None
+    ingress_bytes_s: int | None = None
+    flows: int = 4096
+    new_flows_s: int = 500
+
+
+class Allow(Struct, frozen=True, kw_only=True):
+    """Addresses that may be reached: a prefix, a protocol, ports `low` to `high`. `via` relay: only through the node's relay."""
+
+    network: str
+    protocol: Protocol = "tcp"
+    low: int = 0
+    high: int = 65535
+    via: Via = "direct"
+
+
+class NameRule(Struct, frozen=True, kw_only=True):
+    """Names that may be resolved: `pattern` in lower case without a last dot. `strict`: reached through the relay alone (TCP).
+
+    `service`: the name in the caller's rules that it comes from. `credential`: name of what the relay adds, "" for nothing.
+    """
+
+    pattern: str
+    ports: tuple[tuple[int, int], ...]
+    protocols: tuple[Protocol, ...] = ("tcp",)
+    strict: bool = True
+    service: str = ""
+    credential: str = ""
+
+
+class MirrorRule(Struct, frozen=True, kw_only=True):
+    """A mirror of the node that a sandbox may use. `before`: Unix seconds, releases uploaded earlier alone; `modules`: path prefixes."""
+
+    kind: Literal["pypi", "npm", "goproxy", "plain"]
+    port: int
+    before: float | None = None
+    modules: tuple[str, ...] = ()
+    credential: str = ""
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """What one sandbox may reach; empty: nothing. `mirrors` by the service's name. `group`: sandboxes of a private network, already told apart by project."""
+
+    allows: tuple[Allow, ...] = ()
+    names: tuple[NameRule, ...] = ()
+    mirrors: dict[str, MirrorRule] = {}
+    limits: NetLimits = NetLimits()
+    group: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+class Address(Struct, frozen=True, kw_only=True):
+    """Where a sandbox is on the node's network."""
+
+    slot: int
+    v4: str
+    v6: str
+
+
+class Flow(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One connection or attempt. Times are Unix seconds (`ended` None: still there). `name`: the host asked for, where known.
+
+    `pid` (on the node) and `comm` are what the sandbox's program said of itself when it connected: the tenant supplies them.
+    """
+
+    at: float
+    verdict: Verdict
+    address: str = ""
+    port: int = 0
+    protocol: str = ""
+    ended: float | None = None
+    reason: str = ""
+    name: str = ""
+    bytes_out: int = 0
+    bytes_in: int = 0
+    pid: int | None = None
+    comm: str = ""
+
+
+class NetworkAnswer(Struct, frozen=True, kw_only=True):
+    """Addresses that the resolver found for `name`, allowed by `rule`, true for `seconds`. `addresses` are v4 and v6 texts."""
+
+    name: str
+    rule: NameRule
+    addresses: tuple[str, ...]
+    seconds: float
