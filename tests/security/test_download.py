@@ -193,6 +193,16 @@ def test_a_huge_header_is_not_read_into_memory(target: Path) -> None:
         unpack(target, header.tobuf(tarfile.GNU_FORMAT))
 
 
+@pytest.mark.parametrize("record", [b"none", b"0 a=b\n", b"2 a=b\n", b"x a=b\n", b" a=b\n", b"99 a=b\n", b"7 ab=cd\n"])
+def test_a_record_that_leads_nowhere_is_refused(target: Path, record: bytes) -> None:
+    """Without a length behind a good record, the parser once read that one again and again, for ever."""
+    body = b"8 ab=cd\n" + record
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, len(body)
+    with pytest.raises(RuntimeFailure, match="PAX record"):
+        unpack(target, header.tobuf() + body + bytes(512 - len(body)), member("x"))
+
+
 @pytest.mark.parametrize(
     "spoil", [lambda b: b[:700], lambda b: gzip.compress(b), lambda b: b"\1" * 2048, lambda b: b[:1024]]
 )

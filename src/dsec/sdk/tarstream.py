@@ -148,13 +148,13 @@ class TarStream:
         at = 0
         while at < len(body) and body[at]:
             space = body.find(b" ", at, at + 10)
-            digits = body[at:space] if space > 0 else b""
-            length = int(digits) if digits.isdigit() else 0
-            record = body[space + 1 : at + length]
-            key_bytes, equals, value = record.partition(b"=")
-            if length <= space + 1 - at or at + length > len(body) or not equals or not value.endswith(b"\n"):
+            digits = body[at:space] if space > at else b""
+            end = at + int(digits) if digits.isdigit() else -1
+            keyword, equals, value = body[space + 1 : end].partition(b"=")
+            # The end lies behind the length itself, so that each record leads on.
+            if not space < end <= len(body) or not equals or not value.endswith(b"\n"):
                 raise RuntimeFailure("the archive from the sandbox is malformed: a PAX record")
-            name = key_bytes.decode("utf-8", "surrogateescape")
+            name = keyword.decode("utf-8", "surrogateescape")
             if name in ("path", "linkpath", "size", "mtime") or name.startswith("GNU.sparse"):
                 self._extended[name] = value[:-1].decode("utf-8", "surrogateescape")
-            at += length
+            at = end
