@@ -5,13 +5,14 @@ from typing import Literal
 from msgspec import Struct
 
 __all__ = [
-    "Address", "Allow", "Flow", "MirrorRule", "NameRule", "NetLimits", "NetworkAnswer", "NetworkRule", "NetworkRules", "Policy",
-    "Protocol", "Verdict", "Via",
+    "Address", "Allow", "Flow", "MirrorKind", "MirrorRule", "NameRule", "NetLimits", "NetworkAnswer", "NetworkRule",
+    "NetworkRules", "NetworkValue", "Policy", "Protocol", "Service", "Verdict", "Via",
 ]  # fmt: skip
 
 Protocol = Literal["tcp", "udp", "icmp", "any"]
 Via = Literal["direct", "relay"]
 Verdict = Literal["allowed", "refused"]
+MirrorKind = Literal["pypi", "npm", "goproxy", "plain"]
 
 
 class NetworkRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -33,7 +34,8 @@ class NetworkRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     credential: str | None = None
 
 
-NetworkRules = dict[str, bool | NetworkRule | tuple[NetworkRule, ...]] | None
+NetworkValue = bool | NetworkRule | tuple[NetworkRule, ...]
+NetworkRules = dict[str, NetworkValue]
 
 
 class NetLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -72,11 +74,27 @@ class NameRule(Struct, frozen=True, kw_only=True):
 class MirrorRule(Struct, frozen=True, kw_only=True):
     """A mirror of the node that a sandbox may use. `before`: Unix seconds, releases uploaded earlier alone; `modules`: path prefixes."""
 
-    kind: Literal["pypi", "npm", "goproxy", "plain"]
+    kind: MirrorKind
     port: int
     before: float | None = None
     modules: tuple[str, ...] = ()
     credential: str = ""
+
+
+class Service(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A name that rules may allow, as this node provides it. `mirror`: a mirror of the node at `port` of the gateway stands before `hosts`;
+    None: sandboxes reach `hosts` at `ports` by name. `env`: set in the sandbox; {mirror} is the mirror's URL, {gateway} its address.
+    `why_not`: why this node cannot provide it; "" where it can.
+    """
+
+    name: str
+    mirror: MirrorKind | None = None
+    port: int = 0
+    hosts: tuple[str, ...] = ()
+    ports: tuple[int | str, ...] = (443,)
+    env: dict[str, str] = {}
+    credential: str = ""
+    why_not: str = ""
 
 
 class Policy(Struct, frozen=True, kw_only=True):

@@ -4,11 +4,11 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-__all__ = ["BackendKind", "Batch", "MountSpec", "NetworkRules", "SandboxSpec"]
+from dsec.model.network import NetLimits, NetworkRules
+
+__all__ = ["BackendKind", "Batch", "MountSpec", "SandboxSpec"]
 
 BackendKind = Literal["container", "microvm", "fullvm", "fncall"]
-
-NetworkRules = dict[str, bool] | None
 
 
 class MountSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +29,9 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     `ttl_running_stop`: idle time after which it is stopped; any call or attached running command resets it; None: never.
     `ttl_absolute`: life time that nothing extends; None: no end. `cpu_cores_limit` may be fractional, and above the
     host's count (CPU is overcommitted). `init_user`: user of commands when a call names none; "" means the image's.
-    `network_rules`: None or all False means no network but loopback. `job` and `labels` serve list and stop.
+    `network_rules`: None means no network but loopback, and that for good; else only what is named and not False can be reached.
+    `network_phases`: instead, rules by the name of a phase; `network_phase` is the first in force, None: the first named.
+    `network_group`: sandboxes of one project that name the same group reach each other, by `aliases` too. `job` and `labels` serve list and stop.
     """
 
     container_image: str
@@ -44,7 +46,12 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     shm_size_mb: int = 64
     ttl_running_stop: float | None = 300.0
     ttl_absolute: float | None = None
-    network_rules: NetworkRules = None
+    network_rules: NetworkRules | None = None
+    network_phases: dict[str, NetworkRules] = {}
+    network_phase: str | None = None
+    network_limits: NetLimits = NetLimits()
+    network_group: str | None = None
+    aliases: tuple[str, ...] = ()
     init_user: str = ""
     env: dict[str, str] = {}
     cwd: str | None = None

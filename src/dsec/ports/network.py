@@ -61,9 +61,16 @@ class Fabric(Protocol):
         """The slot's addresses: a pure function of it."""
         ...
 
-    def apply(self, slot: int, allows: Sequence[Allow], limits: NetLimits, group: int) -> None:
-        """Switches the slot to exactly these, at once for established flows too; what `permit` gave is gone. `group` 0: none; sandboxes of one
-        other number reach each other. Where it fails, the slot may reach nothing."""
+    def apply(
+        self,
+        slot: int,
+        allows: Sequence[Allow],
+        limits: NetLimits,
+        group: int,
+        answers: Sequence[tuple[Allow, float]] = (),
+    ) -> None:
+        """Switches the slot to exactly these, at once for established flows too; of what `permit` gave only `answers` stay, for the seconds
+        beside each. `group` 0: none; sandboxes of one other number reach each other. Where it fails, the slot may reach nothing."""
         ...
 
     def permit(self, slot: int, allows: Sequence[Allow], seconds: float) -> None:

@@ -13,8 +13,9 @@ from msgspec import Struct
 from dsec.model.errors import Busy, InvalidArgument, Unsupported
 from dsec.model.plan import Capabilities
 from dsec.model.spec import MountSpec, SandboxSpec
+from dsec.rules.netrules import check_network, wants_network
 
-__all__ = ["MIB", "Committed", "Room", "admit", "check", "memory_of"]
+__all__ = ["MIB", "NO_NETWORK", "Committed", "Room", "admit", "check", "memory_of"]
 
 MIB = 1 << 20
 _DAYS_30 = 30 * 86400.0
@@ -23,6 +24,7 @@ _TEXT_MAX = 256
 _MAP_MAX = 64
 _ENV_BYTES_MAX = 128 * 1024
 _TOOLKITS_MAX = 64
+NO_NETWORK = "no network rule can be enforced here"
 
 
 class Room(Struct, frozen=True, kw_only=True):
@@ -49,7 +51,7 @@ def memory_of(spec: SandboxSpec) -> int:
 
 
 def check(spec: SandboxSpec) -> None:
-    """Raises InvalidArgument naming the first field with an impossible value, Unsupported for network access."""
+    """Raises InvalidArgument naming the first field with an impossible value."""
     if not spec.container_image:
         raise InvalidArgument("an image name is needed", field="container_image")
     _check_sizes(spec)
@@ -69,11 +71,7 @@ def check(spec: SandboxSpec) -> None:
         raise InvalidArgument(f"at most {_TOOLKITS_MAX}", field="toolkits")
     for index, mount in enumerate(spec.mounts):
         _check_mount(f"mounts[{index}]", mount)
-    wanted = sorted(name for name, allowed in (spec.network_rules or {}).items() if allowed)
-    if wanted:
-        raise Unsupported(
-            f"no network service can be allowed on this host: {', '.join(wanted)}", feature=f"network_rules.{wanted[0]}"
-        )
+    check_network(spec)
 
 
 def _check_sizes(spec: SandboxSpec) -> None:
@@ -118,6 +116,9 @@ def admit(spec: SandboxSpec, backends: Mapping[str, Capabilities], room: Room, c
     if offered is None or not offered.available:
         why = "; ".join(offered.why_not.values()) if offered else "no such backend on this node"
         raise Unsupported(f"the {spec.backend} backend is not available: {why}", feature=f"backend.{spec.backend}")
+    wanted = wants_network(spec)
+    if wanted is not None and not offered.network:
+        raise Unsupported(f"{wanted}: {offered.why_not.get('network', NO_NETWORK)}", feature=wanted)
     most = int(room.memory_bytes * room.memory_overcommit)
     memory = memory_of(spec)
     if memory > most:

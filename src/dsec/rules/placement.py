@@ -7,6 +7,8 @@ from msgspec import Struct
 from dsec.model.errors import Busy, Unsupported
 from dsec.model.plan import Capabilities
 from dsec.model.spec import SandboxSpec
+from dsec.rules.admit import NO_NETWORK
+from dsec.rules.netrules import wants_network
 
 __all__ = ["Candidate", "choose", "fits", "with_recent"]
 
@@ -38,8 +40,9 @@ def _why_not(candidate: Candidate, spec: SandboxSpec) -> str | None:
     if offered is None or not offered.available:
         reasons = "; ".join(offered.why_not.values()) if offered else ""
         return f"backend {spec.backend} is not offered" + (f": {reasons}" if reasons else "")
-    if spec.network_rules and any(spec.network_rules.values()) and not offered.network:
-        return offered.why_not.get("network", "no network rule can be enforced here")
+    wanted = wants_network(spec)
+    if wanted is not None and not offered.network:
+        return f"{wanted}: {offered.why_not.get('network', NO_NETWORK)}"
     if spec.memory_limit_mb * _MIB > candidate.memory_bytes:
         return f"memory_limit_mb is above the {candidate.memory_bytes // _MIB} MiB that an edge gives to sandboxes"
     return None

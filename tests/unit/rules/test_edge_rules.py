@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from dsec.model.errors import Busy, Conflict, InvalidArgument, RuntimeFailure, Unsupported
 from dsec.model.layers import ImageConfig
+from dsec.model.network import NetworkRule
 from dsec.model.outcome import End
 from dsec.model.plan import Capabilities
 from dsec.model.spec import MountSpec, SandboxSpec
@@ -102,10 +103,17 @@ def test_impossible_values_are_named(field: str, change: dict[str, Any]) -> None
 
 
 def test_network_is_refused_by_name() -> None:
-    check(replace(SPEC, network_rules={"npm": False}))
-    with pytest.raises(Unsupported) as error:
-        check(replace(SPEC, network_rules={"npm": False, "pypi": True}))
-    assert error.value.fields["feature"] == "network_rules.pypi"
+    offers = {"container": Capabilities(backend="container", available=True, why_not={"network": "no BPF"})}
+    room, none = Room(memory_bytes=1 << 40), Committed(sandboxes=0, memory_bytes=0, memory_available=1 << 40)
+    admit(replace(SPEC, network_rules={"npm": False}), offers, room, none)
+    for change, feature in (
+        ({"network_rules": {"npm": False, "pypi": True}}, "network_rules.pypi"),
+        ({"network_phases": {"setup": {"npm": NetworkRule(before="2024-05-01")}}}, "network_phases.setup.npm"),
+        ({"network_group": "task"}, "network_group"),
+    ):
+        with pytest.raises(Unsupported, match="no BPF") as error:
+            admit(replace(SPEC, **change), offers, room, none)
+        assert error.value.fields["feature"] == feature
 
 
 def test_admission() -> None:
