@@ -21,6 +21,7 @@ from dsec.edge.backends.container import ContainerOptions
 from dsec.edge.lifecycle import LifecycleSettings
 from dsec.edge.node import NodeSettings
 from dsec.edge.operations import OperationSettings
+from dsec.edge.pulse import PulseSettings
 from dsec.images.mounts import MountsConfig
 from dsec.model.errors import InvalidArgument
 from dsec.model.settings import setting
@@ -51,6 +52,7 @@ class Config:
     edge: NodeSettings
     lifecycle: LifecycleSettings
     operations: OperationSettings
+    pulse: PulseSettings
     container: ContainerOptions
     images: MountsConfig
 

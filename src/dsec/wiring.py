@@ -37,13 +37,14 @@ __all__ = ["AETHER", "Built", "clear", "node"]
 AETHER = Path(dsec.__file__).parent / "_bin/aether"
 
 
-def _gauges(container: Container) -> dict[str, Gauge]:
+def _gauges(container: Container, edge: Node) -> dict[str, Gauge]:
     return {
         "dsec_namespaces_ready": (
             "sets of namespaces that the next creates find ready",
             lambda: container.namespaces_ready,
         ),
         "dsec_pool_free_bytes": ("bytes that the pool of writable layers still takes", container.pool.free),
+        "dsec_clock_ahead_seconds": ("seconds that the edge's time is ahead of the host's clock", edge.clock.ahead),
     }
 
 
@@ -83,7 +84,7 @@ async def _edge(
         cpu_cores=float(len(os.sched_getaffinity(0))),
         on_end=iam.release,
     )
-    settings = replace(config.edge, lifecycle=config.lifecycle, operations=config.operations)
+    settings = replace(config.edge, lifecycle=config.lifecycle, operations=config.operations, pulse=config.pulse)
     images.open()
     try:
         async with AsyncExitStack() as stack:
@@ -91,7 +92,7 @@ async def _edge(
                 edge = await stack.enter_async_context(Node(foundation, settings))
             except BackendFailure as error:
                 raise Unsupported(f"sandboxes cannot run here: {error.detail}") from error
-            yield edge, images, EdgeGauges(edge.lifecycle, _gauges(container))
+            yield edge, images, EdgeGauges(edge.lifecycle, _gauges(container, edge))
     finally:
         images.close()
 

@@ -8,6 +8,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from errno import EAGAIN
 from types import TracebackType
 from typing import Self
@@ -32,6 +33,7 @@ __all__ = ["UnixAgent", "UnixChannel"]
 
 _HEADER = 5
 _HELD_MOST = 2 << 20
+_READ = 1 << 16
 _HELD_FEW = 1 << 19
 _WORTH_A_WRITE = 1 << 14
 
@@ -50,8 +52,9 @@ def _frame(kind: int, payload: bytes) -> bytes:
 class _Connection(asyncio.Protocol):
     """Bytes to frames, with a bounded store between the socket and who takes them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, dialled: socket.socket) -> None:
         self._loop = loop
+        self._socket = dialled
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._frames: deque[Frame] = deque()
@@ -106,7 +109,16 @@ class _Connection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None and self._error is None:
+            self._read_rest()
         self._end(SandboxLost("aether closed the connection"))
+
+    def _read_rest(self) -> None:
+        """What aether said before it closed: the loop does not look for it once a write has failed."""
+        self._paused = True  # nothing is left to pause
+        with suppress(OSError):
+            while self._held <= _HELD_MOST and (data := self._socket.recv(_READ)):
+                self.data_received(data)
 
     def _end(self, error: DSecError) -> None:
         if self._error is None:
@@ -235,7 +247,7 @@ class UnixAgent:
         try:
             dialled, sent = _dial(self._path, frame)
             loop = asyncio.get_running_loop()
-            _, connection = await loop.create_unix_connection(lambda: _Connection(loop), sock=dialled)
+            _, connection = await loop.create_unix_connection(lambda: _Connection(loop, dialled), sock=dialled)
         except OSError as error:
             if error.errno == EAGAIN:
                 raise Busy("too many connections wait for aether", retry_after=0.1) from error

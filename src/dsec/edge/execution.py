@@ -9,6 +9,7 @@ from hashlib import blake2b
 
 from dsec.edge.lifecycle import Lifecycle
 from dsec.edge.output import Clipped
+from dsec.edge.pulse import answers
 from dsec.edge.resident import Resident
 from dsec.model import aether as wire
 from dsec.model.errors import DSecError, InvalidArgument, NotFound, RuntimeFailure, SandboxLost, error_from_code
@@ -23,7 +24,7 @@ from dsec.rules.environ import within
 from dsec.rules.verdict import Counters, verdict
 
 __all__ = [
-    "OUTPUT_LIMIT_MAX", "Execution", "failed", "milliseconds", "name_of", "opened", "pty_size", "reply_error", "send_all", "wire_request",
+    "OUTPUT_LIMIT_MAX", "Execution", "broken", "failed", "milliseconds", "name_of", "opened", "pty_size", "reply_error", "send_all", "wire_request",
 ]  # fmt: skip
 
 OUTPUT_LIMIT_MAX = 64 << 20
@@ -31,6 +32,7 @@ INLINE_STDIN = 32 << 10
 _ARGV_BYTES_MAX = 512 << 10
 _TIMEOUT_MAX = 30 * 86400.0
 _END_PATIENCE = 0.5
+_ANSWER_PATIENCE = 2.0
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}\Z")
 
 _log = logging.getLogger("dsec.edge")
@@ -65,12 +67,17 @@ async def opened(resident: Resident, request: wire.Request) -> AsyncIterator[Cha
         raise await broken(resident, error) from error
 
 
-async def broken(resident: Resident, error: SandboxLost) -> SandboxLost:
-    """The error of a broken channel, with the sandbox's end if it comes within moments."""
+async def broken(resident: Resident, error: SandboxLost) -> DSecError:
+    """The error of a broken channel: the sandbox's end if it comes within moments, RuntimeFailure where its aether still answers
+    and only what served this operation died."""
+    if not resident.ending.is_set() and await answers(resident, _ANSWER_PATIENCE):
+        return RuntimeFailure("the operation's connection broke; its sandbox goes on", sandbox_id=resident.id)
     try:
+        # Nobody listens any more: that it ended is told by the kernel within moments.
         async with asyncio.timeout(_END_PATIENCE):
             await resident.ending.wait()
     except TimeoutError:
+        resident.doubted = True
         return error
     return resident.lost()
 

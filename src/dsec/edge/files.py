@@ -9,13 +9,13 @@ import msgspec
 from msgspec import Struct
 
 from dsec.edge.door import Door
-from dsec.edge.execution import failed, opened
+from dsec.edge.execution import broken, failed, opened
 from dsec.edge.operations import Operations, fingerprint_of
 from dsec.edge.resident import Resident
 from dsec.model import aether as wire
 from dsec.model.errors import Conflict, DSecError, InvalidArgument, SandboxLost, TooLarge
 from dsec.model.views import FileEvent, FileView, TreeWritten
-from dsec.ports.agent import Channel
+from dsec.ports.agent import Channel, Frame
 from dsec.web import OCTETS, TAR, Call, Socket, Stream
 
 __all__ = [
@@ -146,13 +146,20 @@ def _mode(mode: int | None) -> int | None:
 class Piped:
     """The bytes that aether sends, as an answer's chunks. It owns its visit and its channel, also when nobody reads it."""
 
-    def __init__(self, owed: AsyncExitStack, channel: Channel) -> None:
+    def __init__(self, owed: AsyncExitStack, resident: Resident, channel: Channel) -> None:
         self._owed = owed
+        self._resident = resident
         self._channel = channel
+
+    async def _next(self) -> Frame:
+        try:
+            return await self._channel.receive()
+        except SandboxLost as error:
+            raise await broken(self._resident, error) from error
 
     async def head(self) -> wire.FileInfo:
         """What aether says of the file before its bytes."""
-        reply = await self._channel.receive()
+        reply = await self._next()
         if not isinstance(reply, wire.FileReply):
             raise failed(reply)
         return reply.info
@@ -161,7 +168,7 @@ class Piped:
         return self
 
     async def __anext__(self) -> bytes:
-        frame = await self._channel.receive()
+        frame = await self._next()
         if type(frame) is tuple and frame[0] == wire.FRAME_STDOUT:
             return frame[1]
         if isinstance(frame, wire.DoneReply):
@@ -210,7 +217,7 @@ class Files:
         async with AsyncExitStack() as stack:
             resident = stack.enter_context(self._door.enter(call))
             channel = await stack.enter_async_context(opened(resident, request(resident)))
-            return Piped(stack.pop_all(), channel)
+            return Piped(stack.pop_all(), resident, channel)
 
     async def stat_file(self, call: Call[StatQuery, None]) -> FileView:
         query = call.query

@@ -24,10 +24,12 @@ from dsec.rules.oplog import Operation, Phase
 
 __all__ = ["Journal", "Row"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _COMPACT_ROWS = 200
 
-_SCHEMA = """
+_BOOT = "CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL, offset REAL NOT NULL);"
+_SCHEMA = f"""
+{_BOOT}
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE sandboxes (
   id TEXT PRIMARY KEY, project TEXT NOT NULL, created REAL NOT NULL, request_id TEXT, fingerprint BLOB NOT NULL,
@@ -124,6 +126,8 @@ class Journal:
         [version] = self._db.execute("PRAGMA user_version").fetchone()
         if version == 0:
             self._db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+        elif version == 1:
+            self._db.executescript(f"BEGIN;{_BOOT}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
         elif version != SCHEMA_VERSION:
             raise RuntimeFailure(f"{self._path} has journal version {version}; this edge reads {SCHEMA_VERSION}")
 
@@ -136,6 +140,17 @@ class Journal:
         with _typed():
             self._db.execute("INSERT INTO meta VALUES ('epoch', 1) ON CONFLICT (name) DO UPDATE SET value = value + 1")
             return int(self._db.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()[0])
+
+    def boot(self) -> tuple[str, float] | None:
+        """The boot of the host in which this journal was last used, and the offset of the edge's time then; None at first."""
+        found = self._db.execute("SELECT id, offset FROM boot").fetchone()
+        return None if found is None else (str(found[0]), float(found[1]))
+
+    def keep_boot(self, boot: str, offset: float) -> None:
+        """Records the boot and the offset that the edge runs with now."""
+        if self.boot() != (boot, offset):
+            with _typed():
+                self._db.execute("INSERT OR REPLACE INTO boot VALUES (1, ?, ?)", (boot, offset))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -189,6 +204,10 @@ class Journal:
 
     def _append(self, sandbox: str, event: table.Event, at: float) -> None:
         self._db.execute("INSERT INTO events (sandbox, at, body) VALUES (?,?,?)", (sandbox, at, _encode(event)))
+
+    def has_living(self) -> bool:
+        """Whether a sandbox is not gone."""
+        return self._db.execute("SELECT 1 FROM sandboxes WHERE gone IS NULL LIMIT 1").fetchone() is not None
 
     def living(self) -> list[tuple[Row, list[tuple[table.Event, float]]]]:
         """All sandboxes that are not gone, oldest first, each with its events."""

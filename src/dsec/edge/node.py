@@ -13,9 +13,12 @@ from dsec.edge.journal import Journal
 from dsec.edge.lifecycle import Lifecycle, LifecycleSettings, Parts
 from dsec.edge.listing import Listing
 from dsec.edge.operations import Operations, OperationSettings
+from dsec.edge.pulse import Pulse, PulseSettings
 from dsec.edge.recovery import recover
+from dsec.edge.steady import SteadyClock
 from dsec.edge.tasks import TaskSet
 from dsec.edge.timers import Timers
+from dsec.kernel.boot import boot_id
 from dsec.kernel.memory import host_memory
 from dsec.model.ids import RANDOM_BYTES, SandboxAddress, encode_sandbox_id
 from dsec.model.outcome import End
@@ -45,6 +48,7 @@ class NodeSettings:
     )
     lifecycle: LifecycleSettings = field(default_factory=LifecycleSettings)
     operations: OperationSettings = field(default_factory=OperationSettings)
+    pulse: PulseSettings = field(default_factory=PulseSettings)
 
     def __post_init__(self) -> None:
         check_positive(self, "gone_kept_seconds", "compact_interval")
@@ -82,33 +86,40 @@ class _FreshMemory:
 
 
 class Node:
-    """Enter it: it opens its backends, rebuilds itself from its journal, and serves until it is left. Leaving stops the edge,
+    """`boot`: the id of this boot of the host, None: as the kernel says. Enter it: it opens its backends, rebuilds itself from its journal, and serves until it is left. Leaving stops the edge,
     not its sandboxes, which the next start takes over; `stop_all` ends them."""
 
-    def __init__(self, foundation: Foundation, settings: NodeSettings) -> None:
+    def __init__(self, foundation: Foundation, settings: NodeSettings, boot: str | None = None) -> None:
         self._on = foundation
         self._settings = settings
         self._journal = Journal(foundation.directory / "journal.db")
-        self._tasks = TaskSet(foundation.clock)
-        self.timers = Timers(foundation.clock)
+        self._boot = boot_id() if boot is None else boot
+        last = self._journal.boot()
+        self._rebooted = last is not None and last[0] != self._boot
+        # While sandboxes of this boot live, their ends go on being counted in the time that they were promised in.
+        kept = None if last is None or self._rebooted or not self._journal.has_living() else last[1]
+        self.clock = clock = SteadyClock(foundation.clock, kept)
+        self._tasks = TaskSet(clock)
+        self.timers = Timers(clock)
         self._epoch = self._journal.next_epoch()
         self.lifecycle = Lifecycle(
             Parts(
                 journal=self._journal,
                 images=foundation.images,
                 backends=foundation.backends,
-                clock=foundation.clock,
+                clock=clock,
                 timers=self.timers,
                 tasks=self._tasks,
-                memory=_FreshMemory(foundation.memory, foundation.clock),
+                memory=_FreshMemory(foundation.memory, clock),
                 on_end=foundation.on_end,
             ),
             settings.lifecycle,
         )
-        self._operations = operations = Operations(self._journal, self._tasks, foundation.clock, settings.operations)
+        self._operations = operations = Operations(self._journal, self._tasks, clock, settings.operations)
         self._retention = operations.retention
-        self._api = application(self.lifecycle, operations, self._journal, foundation.images, foundation.clock)
+        self._api = application(self.lifecycle, operations, self._journal, foundation.images, clock)
         self._listing = Listing(self.lifecycle, self._journal)
+        self.pulse = Pulse(lambda: list(self.lifecycle.residents.values()), self.lifecycle.feed, settings.pulse)
         self._healthy = False
 
     async def __aenter__(self) -> Self:
@@ -117,9 +128,11 @@ class Node:
             await backend.open()
         self.lifecycle.offers = {kind: backend.offers for kind, backend in self._on.backends.items()}
         self._tasks.spawn(self.timers.run(), "deadlines")
-        taken, undone = await recover(self.lifecycle, self.lifecycle.parts)
+        taken, undone = await recover(self.lifecycle, self.lifecycle.parts, rebooted=self._rebooted)
+        self._journal.keep_boot(self._boot, self.clock.offset)
         if taken or undone:
             _log.info("epoch %d: took over %d sandboxes, undoing %d", self._epoch, taken, undone)
+        self._tasks.spawn(self.pulse.run(), "pulse")
         self._compact_later()
         self._healthy = True
         return self
@@ -138,7 +151,7 @@ class Node:
             self._journal.close()
 
     def _compact_later(self) -> None:
-        when = self._on.clock.now() + self._settings.compact_interval
+        when = self.clock.now() + self._settings.compact_interval
         self.timers.at(when, self._begin_compaction)
 
     def _begin_compaction(self) -> None:
@@ -146,7 +159,7 @@ class Node:
 
     async def _compact(self) -> None:
         try:
-            now = self._on.clock.now()
+            now = self.clock.now()
             forget = partial(
                 self._journal.compact,
                 gone_before=now - self._settings.gone_kept_seconds,

@@ -8,11 +8,11 @@ import msgspec
 from msgspec import Struct
 
 from dsec.edge.door import Door
-from dsec.edge.execution import Execution, failed, name_of, opened, pty_size, send_all, wire_request
+from dsec.edge.execution import Execution, broken, failed, name_of, opened, pty_size, send_all, wire_request
 from dsec.edge.operations import Operations, fingerprint_of
 from dsec.edge.resident import Resident
 from dsec.model import aether as wire
-from dsec.model.errors import DSecError, InvalidArgument, NotFound
+from dsec.model.errors import DSecError, InvalidArgument, NotFound, SandboxLost
 from dsec.model.outcome import Outcome
 from dsec.model.views import ExecRequest, ProcessView, PtySize, StreamEvent
 from dsec.ports.agent import Channel
@@ -201,6 +201,8 @@ class Processes:
                 view = await self._one(resident, process_id)
                 await socket.send_text(_encode(StreamEvent(event="started", process=view)).decode())
                 error = await self._both_ways(resident, process_id, channel, socket)
+                if isinstance(error, SandboxLost):
+                    error = await broken(resident, error)
         if error is not None:
             await socket.send_text(_encode(StreamEvent(event="problem", problem=problem_of(error))).decode())
             raise error

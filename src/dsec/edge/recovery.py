@@ -21,14 +21,15 @@ _AT_ONCE = 16
 _log = logging.getLogger("dsec.edge")
 
 
-async def recover(lifecycle: Lifecycle, parts: Parts) -> tuple[int, int]:
-    """Takes over what lives and begins the undo of the rest; how many of each. Ends by time that passed meanwhile are kept."""
+async def recover(lifecycle: Lifecycle, parts: Parts, *, rebooted: bool) -> tuple[int, int]:
+    """Takes over what lives and begins the undo of the rest; how many of each. Ends by time that passed meanwhile are kept.
+    `rebooted`: the host was, so nothing lives."""
     slots = asyncio.Semaphore(_AT_ONCE)
     taken: list[bool] = []
 
     async def one(row: Row, events: list[tuple[table.Event, float]]) -> None:
         async with slots:
-            taken.append(await _recover_one(lifecycle, parts, row, events))
+            taken.append(await _recover_one(lifecycle, parts, row, events, rebooted))
 
     async with asyncio.TaskGroup() as group:
         for row, events in parts.journal.living():
@@ -36,7 +37,9 @@ async def recover(lifecycle: Lifecycle, parts: Parts) -> tuple[int, int]:
     return sum(taken), len(taken) - sum(taken)
 
 
-async def _recover_one(lifecycle: Lifecycle, parts: Parts, row: Row, events: list[tuple[table.Event, float]]) -> bool:
+async def _recover_one(
+    lifecycle: Lifecycle, parts: Parts, row: Row, events: list[tuple[table.Event, float]], rebooted: bool
+) -> bool:
     life = table.SandboxLife()
     for event, at in events:
         life, _ = table.step(life, event, at)
@@ -56,8 +59,8 @@ async def _recover_one(lifecycle: Lifecycle, parts: Parts, row: Row, events: lis
         resident.claimed = True
         resident.ready.set_result(None)
     lifecycle.keep(resident)
-    alive = life.state is table.State.RUNNING and await _adopted(parts, resident)
-    event_or_none = table.recover(life, alive)
+    alive = life.state is table.State.RUNNING and not rebooted and await _adopted(parts, resident)
+    event_or_none = table.recover(life, alive, rebooted=rebooted)
     if event_or_none is not None:
         lifecycle.feed(resident, event_or_none)
         return False

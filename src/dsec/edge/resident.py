@@ -60,12 +60,13 @@ class Resident:
     """`ready` ends with None once it runs, or with the error that it will not. `gone` is set when nothing is left of it.
 
     `claimed`: a creation has answered with it. `busy`: calls and attached commands in it now. `last_active`: Unix seconds of the last one's end, None since a renewal.
-    `began_at`: the sandbox's counts when each kept process began.
+    `began_at`: the sandbox's counts when each kept process began. `doubted`: a connection to its aether broke and no new one was
+    answered; `misses`: looks in a row at which it did not answer.
     """
 
     __slots__ = (
-        "aborting", "acting", "agent", "armed", "backend", "began", "began_at", "busy", "claimed", "ending", "failure", "gone", "handle", "last_active",
-        "layers", "life", "oom_kills", "phases", "pids_refused", "ready", "row", "running", "sequence", "session_locks", "surroundings",
+        "aborting", "acting", "agent", "armed", "backend", "began", "began_at", "busy", "claimed", "doubted", "ending", "failure", "gone", "handle",
+        "last_active", "layers", "life", "misses", "oom_kills", "phases", "pids_refused", "ready", "row", "running", "sequence", "session_locks", "surroundings",
         "todo", "waiting", "watcher", "work",
     )  # fmt: skip
 
@@ -99,6 +100,8 @@ class Resident:
         self.oom_kills = 0
         self.pids_refused = 0
         self.began_at: dict[str, Counters] = {}
+        self.doubted = False
+        self.misses = 0
 
     @property
     def id(self) -> str:

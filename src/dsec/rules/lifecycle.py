@@ -334,12 +334,15 @@ def step(life: SandboxLife, event: Event, now: float) -> Step:
     return (life, ()) if rule is None else rule(life, event, now)
 
 
-def recover(life: SandboxLife, alive: bool) -> Event | None:
+def recover(life: SandboxLife, alive: bool, *, rebooted: bool = False) -> Event | None:
     """After a restart of the edge: the event to journal and step, None where nothing is to be done.
 
     `alive`: the kernel says that the cell of a running sandbox runs. A sandbox that had not finished starting is ended, as
-    its caller is gone; one that was stopping goes on stopping (releasing what is gone already is allowed).
+    its caller is gone; one that was stopping goes on stopping (releasing what is gone already is allowed). `rebooted`: the host
+    was, so nothing of before runs.
     """
+    if rebooted and life.state in (State.STARTING, State.RUNNING):
+        return Lost(life.incarnation, End.NODE_LOST, "the host was rebooted")
     if life.state is State.STARTING:
         return Lost(life.incarnation, End.INTERNAL, "the edge restarted while this sandbox was starting")
     if life.state is State.RUNNING and not alive:

@@ -38,5 +38,13 @@ class VirtualClock:
         if seconds < 0:
             raise ValueError("time does not go back")
         self._passed += seconds
+        self._tell()
+
+    def step(self, seconds: float) -> None:
+        """Sets the Unix time forwards or back, as an administrator or NTP does; `monotonic` does not move."""
+        self._start += seconds
+        self._tell()
+
+    def _tell(self) -> None:
         for listener in self.listeners:
             listener()

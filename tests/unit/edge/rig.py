@@ -86,6 +86,7 @@ async def running(
     clock: VirtualClock | None = None,
     tasks: TaskSet | None = None,
     grace: float = 0.01,
+    boot: str = "boot-1",
     **lifecycle: Any,
 ) -> AsyncIterator[Rig]:
     """A node on `directory`; give the same kernel, clock and tasks again for the next start of the same node."""
@@ -112,7 +113,7 @@ async def running(
         settings = NodeSettings(
             lifecycle=LifecycleSettings(**lifecycle), operations=OperationSettings(grace=grace, kept_stream_kib=1)
         )
-        node = Node(foundation, settings)
+        node = Node(foundation, settings, boot)
         clock.listeners.append(node.timers.poke)
         async with node:
             rig = Rig(node, clock, kernel, backend, images)

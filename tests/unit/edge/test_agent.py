@@ -1,8 +1,9 @@
 """The edge's end of aether's socket, against servers that keep the protocol and that break it."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -171,6 +172,23 @@ async def test_the_end_midway_is_a_lost_sandbox(tmp_path: Path) -> None:
     async with agent(tmp_path, serve) as client:
         with pytest.raises(SandboxLost):
             await client.call(wire.HelloRequest(version=1))
+
+
+async def test_a_refusal_is_read_though_a_write_failed(tmp_path: Path) -> None:
+    """aether may refuse and close before it took all of the input: its words are still there to be read."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        async with await UnixAgent(str(tmp_path / "s")).begin(wire.ListProcessesRequest()) as channel:
+            with listener.accept()[0] as taken:  # all of this before the loop looks at the connection again
+                taken.recv(1 << 16)
+                taken.sendall(message(wire.FailedReply(code="permission_denied", detail="no", what="file")))
+            with suppress(SandboxLost):
+                await channel.send(b"x")
+            reply = await channel.receive()
+            assert isinstance(reply, wire.FailedReply) and reply.code == "permission_denied"
+            with pytest.raises(SandboxLost):
+                await channel.receive()
 
 
 async def test_leaving_closes_the_connection(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ fn follow(path: &str) -> Result<(PathBuf, Option<Stat>), Failure> {
     Err(Failure::file(Errno::LOOP, &path.to_string_lossy()))
 }
 
-/// Writes beside the target, then puts it in its place. What was there keeps its owner and, unless one is asked, its mode.
+/// Writes a file without a name, then puts it in the target's place. What was there keeps its owner and, unless one is asked, its mode.
 fn replace(wire: &mut Wire<'_>, request: &FileWriteRequest, path: &str) -> Result<WrittenReply, Halt> {
     let (target, old) = follow(path)?;
     if let Some(stat) = &old {
@@ -90,9 +90,7 @@ fn replace(wire: &mut Wire<'_>, request: &FileWriteRequest, path: &str) -> Resul
         return Err(Failure::invalid("file", format!("{path} is no file's name")).into());
     };
     let failed = |errno: Errno| Failure::file(errno, path);
-    let (file, beside) = temporary(parent, path)?;
-    let undo = Undo(Some(&beside));
-    let (written, file) = store(wire, file, path)?;
+    let (written, file) = store(wire, nameless(parent, path)?, path)?;
     let mode = request.mode.or(old.as_ref().map(|stat| stat.st_mode)).unwrap_or(0o644) & 0o7777;
     if let Some(stat) = &old {
         // Refused to all but root, for whom alone it would change anything.
@@ -103,38 +101,26 @@ fn replace(wire: &mut Wire<'_>, request: &FileWriteRequest, path: &str) -> Resul
         let _ = rustix::fs::fchown(&file, Some(owner.0), Some(owner.1));
     }
     rustix::fs::fchmod(&file, Mode::from_raw_mode(mode)).map_err(failed)?;
-    drop(file);
-    rustix::fs::rename(&beside, &target).map_err(failed)?;
-    undo.forget();
+    let beside = parent.join(format!(".dsec-{}", random(path)?));
+    rustix::fs::linkat(&file, "", CWD, &beside, AtFlags::EMPTY_PATH).map_err(failed)?;
+    rustix::fs::rename(&beside, &target).map_err(|errno| {
+        let _ = rustix::fs::unlink(&beside);
+        failed(errno)
+    })?;
     Ok(written)
 }
 
-/// Removes the file beside the target unless it has become the target.
-struct Undo<'a>(Option<&'a Path>);
-
-impl Undo<'_> {
-    fn forget(mut self) {
-        self.0 = None;
-    }
+/// A new file in `parent` that has no name yet: a writer that is killed leaves nothing.
+fn nameless(parent: &Path, path: &str) -> Result<OwnedFd, Failure> {
+    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+    rustix::fs::open(parent, flags, Mode::from_raw_mode(0o600)).map_err(|errno| Failure::file(errno, path))
 }
 
-impl Drop for Undo<'_> {
-    fn drop(&mut self) {
-        if let Some(path) = self.0 {
-            let _ = rustix::fs::unlink(path);
-        }
-    }
-}
-
-fn temporary(parent: &Path, path: &str) -> Result<(OwnedFd, PathBuf), Failure> {
+fn random(path: &str) -> Result<String, Failure> {
     let mut random = [0u8; 12];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
         .map_err(|errno| Failure::file(errno, path))?;
-    let beside = parent.join(format!(".dsec-{}", hex(&random)));
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file =
-        rustix::fs::open(&beside, flags, Mode::from_raw_mode(0o600)).map_err(|errno| Failure::file(errno, path))?;
-    Ok((file, beside))
+    Ok(hex(&random))
 }
 
 /// Writes at the end; when the input does not come whole, the file is cut back to what it was.
