@@ -33,7 +33,7 @@ def ask(method: str, path: str, body: Any = None, kind: Any = None) -> Any:
     except urllib.error.HTTPError as error:
         try:
             problem = msgspec.json.decode(error.read(_ANSWER_MAX), type=Problem)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise Unavailable(f"{endpoint.url} answers {error.code} and no problem document") from error
         raise error_from_code(problem.code, problem.detail, problem.fields) from error
     except TimeoutError as error:

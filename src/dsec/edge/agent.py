@@ -97,7 +97,7 @@ class _Connection(asyncio.Protocol):
             if kind == FRAME_MESSAGE:
                 try:
                     self._frames.append(_decode.decode(payload))
-                except msgspec.DecodeError as error:
+                except (msgspec.DecodeError, RecursionError) as error:
                     raise RuntimeFailure(f"aether broke the protocol: {error}") from error
             else:
                 self._frames.append((kind, payload))

@@ -262,7 +262,7 @@ class Processes:
     async def _told(self, resident: Resident, process_id: str, text: str, input_: Channel) -> None:
         try:
             event = _events.decode(text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidArgument("not a stream event", field="frame") from error
         if event.event == "signal" and event.signal is not None and 1 <= event.signal <= _SIGNALS:
             await self._done(resident, wire.SignalRequest(process_id=process_id, signal=event.signal, tree=False))

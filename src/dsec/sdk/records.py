@@ -43,7 +43,7 @@ class HttpResponse(Struct, frozen=True, kw_only=True):
         """The body as JSON. Raises ValueError where it is not."""
         try:
             return msgspec.json.decode(self.content)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise ValueError(str(error)) from error
 
 

@@ -51,7 +51,7 @@ def error_from_response(status: int, content: bytes) -> DSecError:
     """The error for an answer of 300 or more."""
     try:
         return error_from_problem(_decoder.decode(content))
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         if 300 <= status < 400:
             return Unavailable(f"HTTP status {status}: the URL names a server that redirects, not a DSec server")
         return error_from_status(status, content[:200].decode("utf-8", "replace"))

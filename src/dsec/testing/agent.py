@@ -467,6 +467,8 @@ class FakeChannel:
         elif isinstance(request, wire.FileRemoveRequest):
             files.pop(request.path, None)
             await self._put(wire.DoneReply())
+        elif request.path not in files:
+            await self._put(wire.FailedReply(code="invalid_argument", detail="is a directory", what="file"))
         else:
             await self._put(wire.FileReply(info=info))
             end = None if request.length is None else request.offset + request.length

@@ -79,7 +79,7 @@ async def read_body(call: Call[Any, Any], limit: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def invalid(error: msgspec.DecodeError, where: str) -> InvalidArgument:
+def invalid(error: Exception, where: str) -> InvalidArgument:
     """A decoder's complaint as InvalidArgument whose `field` is the path of the value in the body or query."""
     text = str(error)
     at = _AT.search(text)

@@ -116,7 +116,7 @@ class App:
                 call.body = served.body.decode(data)
             elif served.route.body_media is None:
                 await read_body(call, served.route.body_limit)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:  # the second of a document that is nested too deeply
             raise invalid(error, "body") from error
         except (DSecError, ClientGone):
             raise

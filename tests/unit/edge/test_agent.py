@@ -137,6 +137,7 @@ BROKEN = {
     "unknown message": frame(wire.FRAME_MESSAGE, msgspec.msgpack.encode({"reply": "nonsense"})),
     "a field missing": frame(wire.FRAME_MESSAGE, msgspec.msgpack.encode({"reply": "hello", "version": 1})),
     "deep": frame(wire.FRAME_MESSAGE, b"\x91" * 100000),
+    "deep inside": frame(wire.FRAME_MESSAGE, b"\x82\xa5reply\xa4done\xa1x" + b"\x91" * 100000),
 }
 
 

@@ -322,7 +322,9 @@ async def test_a_process_stream(rig: Rig) -> None:
     assert isinstance(refused.value.exceptions[0], SocketRefused)
 
 
-@pytest.mark.parametrize("bad", [b"\x01x", "{}", "[", '{"event":"started"}', '{"event":"signal","signal":99}'])
+@pytest.mark.parametrize(
+    "bad", [b"\x01x", "{}", "[", '{"event":"started"}', '{"event":"signal","signal":99}', '{"a":' * 5000]
+)
 async def test_a_malformed_frame_is_told(rig: Rig, bad: bytes | str) -> None:
     view = await rig.create()
     process = (await rig.call(view, "POST", "/processes", json={"argv": ["hang"]})).json()["id"]

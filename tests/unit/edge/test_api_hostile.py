@@ -64,3 +64,11 @@ async def test_names_that_are_no_session_are_not_kept(rig: Rig) -> None:
         answer = await rig.call(view, "POST", f"/sessions/none{number}/run", json={"command": "true"})
         assert answer.status == 404
     assert not rig.node.lifecycle.find(view.id).session_locks
+
+
+async def test_a_body_nested_too_deeply_is_the_callers_fault(rig: Rig) -> None:
+    """It was an incident in the log, with a traceback for each request, and an answer that said to try again."""
+    view = await rig.create()
+    for rest in ("/exec", "/processes", "/sessions"):
+        answer = await rig.call(view, "POST", rest, body=b'{"env":' + b'{"a":' * 5000)
+        assert (answer.status, answer.json()["code"]) == (400, "invalid_argument")

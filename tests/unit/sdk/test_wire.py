@@ -6,6 +6,7 @@ import pytest
 import dsec
 from dsec.model.errors import BY_CODE
 from dsec.model.views import Problem
+from dsec.sdk.records import HttpResponse
 from dsec.sdk.wire import error_from_close, error_from_response
 
 
@@ -24,6 +25,13 @@ def test_every_code_comes_back_as_its_class(code: str) -> None:
 )  # fmt: skip
 def test_an_answer_without_a_problem_document_is_known_by_its_status(status: int, kind: type[Exception]) -> None:
     assert type(error_from_response(status, b"<html>")) is kind
+
+
+def test_a_document_nested_too_deeply_is_none() -> None:
+    deep = b'{"fields":' + b'{"a":' * 5000
+    assert type(error_from_response(502, deep)) is dsec.Unavailable
+    with pytest.raises(ValueError, match="recursion"):
+        HttpResponse(status=200, headers={}, content=deep).json()
 
 
 def test_a_code_of_a_newer_server_is_a_runtime_failure_that_names_it() -> None:
