@@ -7,12 +7,15 @@ from pathlib import Path
 
 import uvloop
 
-from bench import create, density, exec, files, layers
+from bench import create, density, exec, files, layers, neighbours
 from bench.figures import OUT
 
 __all__ = ["main"]
 
-BENCHMARKS = {"create": create.run, "exec": exec.run, "density": density.run, "files": files.run, "layers": layers.run}
+BENCHMARKS = {
+    "create": create.run, "exec": exec.run, "density": density.run, "files": files.run, "layers": layers.run,
+    "neighbours": neighbours.run,
+}  # fmt: skip
 
 
 def main(argv: list[str]) -> int:

@@ -52,11 +52,13 @@ def candidates(rootfs: Path, quick: bool) -> tuple[dict[str, Callable[[], Peer]]
 
 
 @asynccontextmanager
-async def arena(quick: bool) -> AsyncIterator[Arena]:
-    """A node of its own with the benchmark's image, and the peers, all on one root file system."""
+async def arena(quick: bool, add: Callable[[Path], None] | None = None) -> AsyncIterator[Arena]:
+    """A node of its own with the benchmark's image, and the peers, all on one root file system; `add` puts more into it."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         rootfs = make_rootfs(folder / "rootfs")
+        if add is not None:
+            add(rootfs)
         node = stack.enter_context(Node(folder / "state"))
         node.dsec("image", "import", IMAGE, str(rootfs))
         makers, missing = candidates(rootfs, quick)

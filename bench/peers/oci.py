@@ -63,6 +63,14 @@ class Oci:
     async def rate(self, count: int, at_once: int) -> float:
         return float(await self._ask("rate", count, at_once))
 
+    async def attack(self, argv: list[str], cores: float, memory_mb: int, pids: int) -> None:
+        """A container more, with limits, whose process is `argv`; its output goes to nobody."""
+        await self._ask("attack", argv, cores, memory_mb, pids)
+
+    async def relent(self) -> None:
+        """Ends what `attack` began."""
+        await self._ask("relent")
+
     async def close(self) -> None:
         try:
             await self._ask("close")
@@ -81,6 +89,7 @@ class Runtime:
         self._folder = Path(tempfile.mkdtemp(prefix=f"bench-{program}-"))
         self._numbers = itertools.count(1)
         self._open: list[str] = []
+        self._attackers: list[str] = []
         subprocess.run([self._program, "spec"], cwd=self._folder, check=True, timeout=30)
         self._spec = json.loads((self._folder / "config.json").read_text())
         self._spec["process"].update(terminal=False, args=["/bin/sleep", "3600"])
@@ -100,15 +109,20 @@ class Runtime:
         if status != 0:
             raise RuntimeError(f"{' '.join(words)}: exit {status}")
 
-    def _make(self) -> str:
-        """A container that waits for commands, on an overlay of its own."""
+    def _make(self, argv: list[str] | None = None, resources: dict[str, Any] | None = None) -> str:
+        """A container that runs `argv`, or waits for commands, on an overlay of its own."""
         name = f"dsecbench-{os.getpid()}-{next(self._numbers)}"
         bundle = self._folder / name
         for part in ("rootfs", "upper", "work"):
             (bundle / part).mkdir(parents=True)
         options = f"lowerdir={self._rootfs},upperdir={bundle}/upper,workdir={bundle}/work"
         mount("overlay", str(bundle / "rootfs"), "overlay", 0, options)
-        spec = {**self._spec, "linux": {**self._spec["linux"], "cgroupsPath": f"/{name}"}}
+        linux = {**self._spec["linux"], "cgroupsPath": f"/{name}"}
+        if resources is not None:
+            linux["resources"] = {**linux.get("resources", {}), **resources}
+        spec = {**self._spec, "linux": linux}
+        if argv is not None:
+            spec["process"] = {**spec["process"], "args": argv}
         (bundle / "config.json").write_text(json.dumps(spec))
         self._call("run", "-d", "-b", str(bundle), name)
         return name
@@ -146,7 +160,20 @@ class Runtime:
             list(pool.map(self.exec, range(count)))
         return count / (time.perf_counter() - begin)
 
+    def attack(self, argv: list[str], cores: float, memory_mb: int, pids: int) -> None:
+        resources = {
+            "cpu": {"quota": int(cores * 100_000), "period": 100_000},
+            "memory": {"limit": memory_mb << 20},
+            "pids": {"limit": pids},
+        }
+        self._attackers.append(self._make(argv, resources))
+
+    def relent(self) -> None:
+        while self._attackers:
+            self._remove(self._attackers.pop())
+
     def close(self) -> None:
+        self.relent()
         while self._open:
             self._remove(self._open.pop())
 

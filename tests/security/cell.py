@@ -63,7 +63,7 @@ class Cell:
     handle: Handle
     plan: Plan
 
-    async def run(self, *argv: str, user: str = "", timeout_ms: int = 20_000) -> Ran:
+    async def run(self, *argv: str, user: str = "", timeout_ms: int = 20_000, output_limit: int = 1 << 16) -> Ran:
         """Runs a command to its end; its output is both streams together."""
         request = ExecRequest(
             process_id=f"p{id(argv)}-{len(argv)}",
@@ -75,7 +75,7 @@ class Cell:
             stdin=False,
             pty=None,
             timeout_ms=timeout_ms,
-            output_limit=1 << 16,
+            output_limit=output_limit,
             keep=False,
             open_files=self.plan.limits.open_files,
             stream=True,

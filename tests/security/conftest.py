@@ -17,6 +17,7 @@ from dsec.model.plan import Handle, Identity, Limits, Mount, Plan
 from security.cell import LIMITS, Cell, Starter, capability_xattr, settings
 
 HERE = Path(__file__).parent
+PROGRAMS = ("probe", "hostile", "storm")
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +44,13 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "true",
         "find",
         "ip",
+        "mkdir",
+        "readlink",
+        "test",
     ):
         (root / "bin" / name).symlink_to("busybox")
-    subprocess.run(["gcc", "-O1", "-static", "-o", root / "bin/probe", HERE / "probe.c"], check=True)
+    for name in PROGRAMS:
+        subprocess.run(["gcc", "-O1", "-static", "-pthread", "-o", root / "bin" / name, HERE / f"{name}.c"], check=True)
     shutil.copy(root / "bin/probe", root / "bin/probe-suid")
     (root / "bin/probe-suid").chmod(0o6755)
     shutil.copy(root / "bin/probe", root / "bin/probe-cap")

@@ -44,6 +44,15 @@ pub struct Masked {
     pub value: u32,
 }
 
+/// For one value of a rule's argument, which other argument decides, and with which values the call is allowed.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Then {
+    pub value: u32,
+    pub argument: u8,
+    pub allow_values: Vec<u32>,
+}
+
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenRule {
@@ -59,11 +68,13 @@ struct WrittenRule {
     #[serde(default)]
     refuse_bits: u32,
     #[serde(default)]
+    then: Option<Then>,
+    #[serde(default)]
     otherwise: Option<String>,
     errno: String,
 }
 
-/// What is done with one call. Rules look at the low 32 bits of one argument, which is all that the kernel reads of it.
+/// What is done with one call. Rules look at the low 32 bits of an argument, which is all that the kernel reads of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rule {
     Allow,
@@ -74,6 +85,7 @@ pub enum Rule {
         refuse_values: Vec<u32>,
         refuse_masked: Vec<Masked>,
         refuse_bits: u32,
+        then: Option<Then>,
         refuse_others: bool,
         errno: u16,
     },
@@ -131,7 +143,7 @@ impl List {
 }
 
 fn judge(rule: WrittenRule) -> Result<Rule, Error> {
-    if rule.argument > 5 {
+    if rule.argument > 5 || rule.then.as_ref().is_some_and(|then| then.argument > 5) {
         return Err(Error::Rule(rule.call, "a call has arguments 0 to 5"));
     }
     let refuse_others = match rule.otherwise.as_deref() {
@@ -148,6 +160,7 @@ fn judge(rule: WrittenRule) -> Result<Rule, Error> {
         refuse_values: rule.refuse_values,
         refuse_masked: rule.refuse_masked,
         refuse_bits: rule.refuse_bits,
+        then: rule.then,
         refuse_others,
         errno: errno(&rule.errno)?,
     })

@@ -168,6 +168,7 @@ impl Program {
             refuse_values,
             refuse_masked,
             refuse_bits,
+            then,
             refuse_others,
             errno,
         } = rule
@@ -192,9 +193,19 @@ impl Program {
         for &value in refuse_values.iter().rev() {
             next = self.jump(EQUAL, value, refuse, next);
         }
-        for &value in allow_values.iter().rev() {
-            next = self.jump(EQUAL, value, allow, next);
+        next = self.allowed(allow_values, allow, next);
+        if let Some(then) = then {
+            let second = self.allowed(&then.allow_values, allow, refuse);
+            let second = self.load(OFFSET_ARGUMENTS + 8 * u32::from(then.argument), second);
+            next = self.jump(EQUAL, then.value, second, next);
         }
         self.load(offset, next)
+    }
+
+    fn allowed(&mut self, values: &[u32], allow: Label, otherwise: Label) -> Label {
+        values
+            .iter()
+            .rev()
+            .fold(otherwise, |next, &value| self.jump(EQUAL, value, allow, next))
     }
 }

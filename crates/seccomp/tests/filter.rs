@@ -122,6 +122,21 @@ fn arguments_are_judged() {
 }
 
 #[test]
+fn a_value_may_leave_it_to_another_argument() {
+    for (kind, wanted) in [
+        (0, ALLOW),
+        (4, ALLOW),
+        (15, ALLOW),
+        (9, ERRNO | 97),
+        (12, ERRNO | 97),
+        (16, ERRNO | 97),
+    ] {
+        assert_eq!(call("socket", [16, 3, kind, 0, 0, 0]), wanted);
+        assert_eq!(call("socket", [2, 3, kind, 0, 0, 0]), ALLOW);
+    }
+}
+
+#[test]
 fn what_the_design_forbids_is_out() {
     for name in [
         "bpf",

@@ -80,18 +80,31 @@ pub fn drain_signals(descriptor: BorrowedFd<'_>) {
 /// The next child that has ended, whoever's it was before; it is gone after this.
 #[must_use]
 pub fn reap() -> Option<(u32, End)> {
-    let mut status = 0;
-    // SAFETY: the status lives past the call.
-    let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG | libc::__WALL) };
-    if pid <= 0 {
-        return None;
+    loop {
+        let mut status = 0;
+        // SAFETY: the status lives past the call.
+        let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG | libc::__WALL) };
+        if pid <= 0 {
+            return None;
+        }
+        if libc::WIFEXITED(status) {
+            return Some((pid as u32, End::Exited(libc::WEXITSTATUS(status))));
+        }
+        if libc::WIFSIGNALED(status) {
+            return Some((pid as u32, End::Killed(libc::WTERMSIG(status))));
+        }
+        refuse_to_trace(pid, status);
     }
-    let end = if libc::WIFEXITED(status) {
-        End::Exited(libc::WEXITSTATUS(status))
-    } else {
-        End::Killed(libc::WTERMSIG(status))
+}
+
+/// A program can make its parent its tracer (PTRACE_TRACEME), and stops are then told as ends are: it goes on as if untraced.
+fn refuse_to_trace(pid: i32, status: i32) {
+    let signal = match libc::WSTOPSIG(status) {
+        libc::SIGTRAP => 0, // of the tracing itself, at exec
+        other => other,
     };
-    Some((pid as u32, end))
+    // SAFETY: plain numbers; a process that was killed meanwhile makes it fail, and is reaped next.
+    unsafe { libc::ptrace(libc::PTRACE_DETACH, pid, 0, signal) };
 }
 
 /// Sends `signal` to a process of this PID namespace.
