@@ -51,10 +51,9 @@ static long threads(long count) {
 
 /* Children share the work, each up to its own limit of descriptors. */
 static long descriptors(long count, int (*open_one)(void)) {
-    long *made = 0, total = 0;
+    long total = 0;
     int pipes[2];
     if (pipe(pipes)) return 0;
-    (void)made;
     while (total < count) {
         int pid = fork();
         if (pid < 0) break;
@@ -66,7 +65,6 @@ static long descriptors(long count, int (*open_one)(void)) {
             for (;;) pause();
         }
         long got[2];
-        close(-1);
         if (read(pipes[0], got, sizeof got) != sizeof got) break;
         total += got[0];
         errno = got[1];
@@ -148,7 +146,8 @@ static long attributes(long count) {
     memset(block, 'a', sizeof block);
     for (; made < count; made++) {
         snprintf(name, sizeof name, "a%ld", made);
-        if (close(open(name, O_CREAT | O_WRONLY, 0600)) || setxattr(name, "user.a", block, 3800, 0)) break;
+        int file = open(name, O_CREAT | O_WRONLY, 0600);
+        if (file < 0 || close(file) || setxattr(name, "user.a", block, 3800, 0)) break;
     }
     return made;
 }
@@ -167,8 +166,8 @@ static long kept(long count) { /* one block of many is kept of each written and 
     int file = open("/tmp/kept", O_CREAT | O_RDWR, 0600);
     for (; made < count; made++) {
         long at = made * 4096;
-        if (fallocate(file, 0, 0, 64L << 20)) break;
-        if (fallocate(file, 3, 0, at) || fallocate(file, 3, at + 4096, (64L << 20) - at - 4096)) break;
+        if (fallocate(file, 0, 0, 8L << 20)) break;
+        if (fallocate(file, 3, 0, at) || fallocate(file, 3, at + 4096, (8L << 20) - at - 4096)) break;
         if (fsync(file)) break;
     }
     return made;
@@ -185,9 +184,14 @@ static long clones(long count) {
     return made;
 }
 
+static long swap(const char *one, const char *other) { /* two names that change places without end */
+    for (;;)
+        if (renameat2(AT_FDCWD, one, AT_FDCWD, other, RENAME_EXCHANGE)) return 0;
+}
+
 static long traced(long count) { /* aether is this program's parent, and so becomes its tracer */
     if (ptrace(PTRACE_TRACEME, 0, 0, 0)) return -1;
-    raise(SIGUSR1 == 0 ? 0 : SIGWINCH);
+    raise(SIGWINCH);
     raise(SIGURG);
     return count;
 }
@@ -221,6 +225,7 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "kept")) made = kept(count);
     if (!strcmp(what, "clones")) made = clones(count);
     if (!strcmp(what, "traced")) made = traced(count);
+    if (!strcmp(what, "swap") && argc > 3) made = swap(argv[2], argv[3]);
     if (!strcmp(what, "silent")) made = silent(count);
     if (made == -2) return 2;
     printf("%ld %s\n", made, errno ? strerrorname_np(errno) : "OK");
