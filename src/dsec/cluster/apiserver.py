@@ -16,7 +16,7 @@ from dsec.cluster.admin import TenancyHandlers, caller
 from dsec.cluster.batch import run_batch
 from dsec.cluster.gate import CreationGate
 from dsec.cluster.metrics import METRICS_MEDIA, Metrics
-from dsec.cluster.routes import ANY_KEY, ROUTES, ListSandboxes
+from dsec.cluster.routes import ANY_KEY, ROUTES, CancelCreation, ListSandboxes
 from dsec.cluster.settlement import Settlement
 from dsec.cluster.tenants import Tenants
 from dsec.model.errors import (
@@ -43,7 +43,7 @@ __all__ = ["ApiServer", "ApiServerSettings", "Services"]
 
 _PREFIX = "/v1/sandboxes/"
 _ID_END = len(_PREFIX) + ID_LENGTH
-_OWN = frozenset({"/v1/sandboxes/batch", "/v1/sandboxes/stop"})
+_OWN = frozenset({"/v1/sandboxes/batch", "/v1/sandboxes/cancel", "/v1/sandboxes/stop"})
 _MAX_WINDOW = 1024
 
 
@@ -236,6 +236,13 @@ class ApiServer:
             finally:
                 if not any(kept):
                     await self._on.iam.release(sandbox_id)
+
+    async def cancel_creation(self, call: Call[CancelCreation, None]) -> None:
+        principal = caller(call)
+        project = call.query.project or principal.project
+        await self._on.iam.authorise(principal, "sandbox.create", project)
+        for edge in self._edges.values():
+            await edge.cancel_creation(project, call.query.request_id)
 
     async def create_batch(self, call: Call[None, Batch]) -> Stream:
         principal, batch = caller(call), call.body

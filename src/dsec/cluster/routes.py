@@ -8,7 +8,7 @@ from dsec.model.tenancy import KeyCreated, KeySpec, KeyView, PrincipalSpec, Prin
 from dsec.model.views import BatchItem, ImageView, Me, Page, SandboxState, SandboxView, StopMany, Stopped
 from dsec.web import NDJSON, Route
 
-__all__ = ["ANY_KEY", "ROUTES", "ListSandboxes", "NamedProject"]
+__all__ = ["ANY_KEY", "ROUTES", "CancelCreation", "ListSandboxes", "NamedProject"]
 
 # Of routes that need a key and nothing more.
 ANY_KEY = "any"
@@ -22,6 +22,13 @@ class ListSandboxes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     state: tuple[SandboxState, ...] = ()
     cursor: str | None = None
     limit: int = 100
+    project: str | None = None
+
+
+class CancelCreation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`request_id`: the idempotency key of the creation; `project`: where its sandbox was to be, the caller's if not said."""
+
+    request_id: str
     project: str | None = None
 
 
@@ -39,6 +46,9 @@ ROUTES: tuple[Route, ...] = (
     Route(name="create_batch", method="POST", path="/v1/sandboxes/batch",
           summary="Create many; a line for each as it runs or fails.",
           body=Batch, answer=BatchItem, answer_media=NDJSON, permission="sandbox.create"),
+    Route(name="cancel_creation", method="POST", path="/v1/sandboxes/cancel",
+          summary="Nobody comes back for a creation: its sandbox is ended now, whether it ran already or not.",
+          query=CancelCreation, permission="sandbox.create"),
     Route(name="list_sandboxes", method="GET", path="/v1/sandboxes", summary="List sandboxes, newest first, by page.",
           query=ListSandboxes, answer=Page, permission="sandbox.read"),
     Route(name="stop_many", method="POST", path="/v1/sandboxes/stop", summary="Stop all of a job, or with labels.",

@@ -175,6 +175,12 @@ class Lifecycle:
         if resident.waiting == 0 and not resident.claimed:
             self.feed(resident, table.StopAsked(End.STOPPED, "its caller went away and did not come back"))
 
+    async def give_up(self, project: str, request_id: str) -> None:
+        """Nobody comes back for the creation `request_id`: ends its sandbox now, without the grace time."""
+        resident = self._asked.get((project, request_id))
+        if resident is not None:
+            await self.stop(resident, table.StopAsked(End.STOPPED, "its creation was cancelled"))
+
     def _ask(
         self, spec: SandboxSpec, fingerprint: bytes, sandbox_id: str, project: str, request_id: str | None, began: float
     ) -> Resident:

@@ -211,6 +211,10 @@ class Node:
         """Starts a sandbox; see ports.cluster.Edge."""
         return await self.lifecycle.create(spec, sandbox_id=sandbox_id, project=project, request_id=request_id)
 
+    async def cancel_creation(self, project: str, request_id: str) -> None:
+        """Ends the sandbox of that request, in any state; does nothing for one that it does not know."""
+        await self.lifecycle.give_up(project, request_id)
+
     async def list(self, query: ListQuery) -> Page:
         """A page of sandboxes, newest first."""
         return self._listing.page(query)

@@ -138,6 +138,10 @@ class FakeEdge:
         end = start + query.limit
         return Page(items=tuple(found[start:end]), next_cursor=str(end) if end < len(found) else None)
 
+    async def cancel_creation(self, project: str, request_id: str) -> None:
+        if (project, request_id) in self.by_request:
+            await self.stop(self.by_request[project, request_id])
+
     async def stop_many(self, query: ListQuery) -> tuple[str, ...]:
         names = tuple(
             name for name, box in self.boxes.items()

@@ -188,3 +188,15 @@ async def test_cancelling_a_create_in_flight_leaves_the_client_usable(server: Se
             await client.run_container(ARGS)
     server.faults.hang = False
     assert (await client.run_container(ARGS)).id
+
+
+async def test_a_cancelled_create_is_given_up_by_its_key(server: Server, client: dsec.DSecClient) -> None:
+    """The key that the client made itself, which nobody else can come back with; a key of the caller's stays his."""
+    for request_id in (None, "mine"):
+        server.faults.hang = True
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await client.run_container(ARGS, request_id=request_id)
+        server.faults.hang = False
+    told = [seen[1] for seen in server.seen if seen[1].startswith("/v1/sandboxes/cancel")]
+    assert len(told) == 1 and "mine" not in told[0]

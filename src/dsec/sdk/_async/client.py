@@ -56,16 +56,25 @@ class DSecClient:
         """Create a container sandbox and wait until it runs, at most `timeout` seconds.
 
         A busy platform is asked again after its `retry_after`, until the time is over: then Busy is raised. The same
-        `request_id` gives the same sandbox. Cancelling undoes the sandbox. Raises InvalidArgument, NotFound (image or
+        `request_id` gives the same sandbox. Cancelling undoes the sandbox: at once, or, with a
+        `request_id` of yours, unless it is asked for again within the server's grace time. Raises InvalidArgument, NotFound (image or
         layer), Unsupported, QuotaExceeded, Busy, ImageUnavailable, RuntimeFailure, DeadlineExceeded, Unavailable.
         """
         body = msgspec.json.encode(args.spec())
         loop = asyncio.get_running_loop()
         ends = loop.time() + timeout
+        # Nobody else knows a key that is made here, so nobody comes back for it.
+        cancel = None if request_id else path_of("v1", "sandboxes", "cancel", query={"project": args.project})
         while True:
             try:
                 view = await self._transport.call(
-                    "POST", "/v1/sandboxes", _view, body=body, request_id=request_id, deadline=ends - loop.time()
+                    "POST",
+                    "/v1/sandboxes",
+                    _view,
+                    body=body,
+                    request_id=request_id,
+                    deadline=ends - loop.time(),
+                    cancel=cancel,
                 )
                 return Sandbox(self._transport, view)
             except Busy as busy:

@@ -1,7 +1,7 @@
 """Requests over aiohttp: one pool of connections a client, deadlines, safe repeats, errors of the taxonomy.
 
 Cancelling any call here closes its connection. A server cannot tell that from a fault, after which the call is repeated;
-so the cancelling of a command is said to it too, and it ends the process tree at once instead of after its grace time.
+so the cancelling of a command or a creation is said to it too, and it undoes it at once instead of after its grace time.
 """
 
 import asyncio
@@ -173,7 +173,8 @@ class Transport:
         return await self._repeated(method, target, body, headers, ends)
 
     async def _give_up(self, path: str, request_id: str) -> None:
-        target = self.url(f"{path}?request_id={quote(request_id, safe='')}")
+        joint = "&" if "?" in path else "?"
+        target = self.url(f"{path}{joint}request_id={quote(request_id, safe='')}")
         try:
             await self._once("POST", target, None, {}, asyncio.get_running_loop().time() + GIVE_UP)
         except (DSecError, _Broken) as error:

@@ -50,7 +50,8 @@ class DSecClient:
         """Create a container sandbox and wait until it runs, at most `timeout` seconds.
 
         A busy platform is asked again after its `retry_after`, until the time is over: then Busy is raised. The same
-        `request_id` gives the same sandbox. Interrupting it (KeyboardInterrupt) undoes the sandbox. Raises InvalidArgument, NotFound (image or
+        `request_id` gives the same sandbox. Interrupting it (KeyboardInterrupt) undoes the sandbox: at once, or, with a
+        `request_id` of yours, unless it is asked for again within the server's grace time. Raises InvalidArgument, NotFound (image or
         layer), Unsupported, QuotaExceeded, Busy, ImageUnavailable, RuntimeFailure, DeadlineExceeded, Unavailable.
         """
         return Sandbox(self._portal, self._portal.run(self._inner.run_container(args, timeout=timeout, request_id=request_id)))
