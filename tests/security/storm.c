@@ -165,7 +165,7 @@ static long kept(long count) { /* one block of many is kept of each written and 
     long made = 0;
     int file = open("/tmp/kept", O_CREAT | O_RDWR, 0600);
     for (; made < count; made++) {
-        long at = made * 4096;
+        long at = (made + 1) * 4096;
         if (fallocate(file, 0, 0, 8L << 20)) break;
         if (fallocate(file, 3, 0, at) || fallocate(file, 3, at + 4096, (8L << 20) - at - 4096)) break;
         if (fsync(file)) break;
