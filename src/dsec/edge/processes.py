@@ -240,6 +240,8 @@ class Processes:
                     raise failed(frame)
         except SocketGone:
             return None
+        except SandboxLost as error:
+            return await broken(resident, error)
         except DSecError as error:
             return error
 

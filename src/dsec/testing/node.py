@@ -27,6 +27,9 @@ class Node:
     `state`/up.log. Raises NodeFailed.
     """
 
+    program: tuple[str, ...] = DSEC
+    """What `up` is a word of."""
+
     def __init__(self, state: Path, **settings: str) -> None:
         self.state = state.absolute()
         self.url, self.api_key = "", ""
@@ -70,13 +73,16 @@ class Node:
 
     def start(self) -> None:
         """Start the server and wait until it is ready."""
+        self._start({}, ())
+
+    def _start(self, more: dict[str, str], inherited: tuple[int, ...]) -> None:
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         reader, writer = os.pipe()
         words = ["up", "--state", str(self.state), "--listen", "127.0.0.1:0", "--ready-fd", str(writer)]
-        with (self.state / "up.log").open("wb") as log:
+        with (self.state / "up.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*DSEC, *words], env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True, pass_fds=(writer,),
+                [*self.program, *words], env=self._environ | more, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True, pass_fds=(writer, *inherited),
             )  # fmt: skip
         os.close(writer)
         with os.fdopen(reader) as pipe:
@@ -93,6 +99,16 @@ class Node:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
+
+    def kill_only(self) -> None:
+        """Send SIGKILL and wait for nothing: for a test that watches the process end. `restart` follows."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Start the server again after it died. Takes what is left of the dead process."""
+        self.kill()
+        self.start()
 
     def stop(self) -> None:
         """`dsec down`: every sandbox ends, nothing of the node stays in the kernel."""
