@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dsec.model.errors import DSecError as DSecError
     from dsec.model.errors import ImageUnavailable as ImageUnavailable
     from dsec.model.errors import InfraError as InfraError
+    from dsec.model.errors import Interrupted as Interrupted
     from dsec.model.errors import InvalidArgument as InvalidArgument
     from dsec.model.errors import LimitReached as LimitReached
     from dsec.model.errors import NotFound as NotFound
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "Busy", "CommandFailed", "CommandNotExecutable", "CommandNotFound", "Conflict", "DSecError", "DeadlineExceeded",
-    "ImageUnavailable", "InfraError", "InvalidArgument", "LimitReached", "NotFound", "PermissionDenied", "QuotaExceeded",
+    "ImageUnavailable", "InfraError", "Interrupted", "InvalidArgument", "LimitReached", "NotFound", "PermissionDenied", "QuotaExceeded",
     "RequestError", "RuntimeFailure", "SandboxLost", "TaskError", "TooLarge", "Unauthenticated", "Unavailable",
     "Unsupported",
 )  # fmt: skip
@@ -94,7 +95,7 @@ _PENDING = ("DSecFnCallArgs", "DSecFullVMRunArgs", "DSecMicroVMRunArgs")
 __all__ = [
     "Busy", "CommandFailed", "CommandNotExecutable", "CommandNotFound", "Conflict", "DSecClient", "DSecContainerRunArgs",
     "DSecError", "DeadlineExceeded", "End", "FileEvent", "FileView", "Files", "HttpResponse", "ImageUnavailable",
-    "ImageView", "InfraError", "InvalidArgument", "LimitReached", "Me", "MountSpec", "NotFound", "Outcome", "Output",
+    "ImageView", "InfraError", "Interrupted", "InvalidArgument", "LimitReached", "Me", "MountSpec", "NotFound", "Outcome", "Output",
     "PermissionDenied", "Process", "ProcessView", "Pty", "QuotaExceeded", "Refusal", "RequestError", "Result",
     "RuntimeFailure", "Sandbox", "SandboxEnd", "SandboxEvent", "SandboxFailed", "SandboxLost", "SandboxState", "SandboxView", "Session",
     "SessionView", "TaskError", "TooLarge", "Transfer", "Unauthenticated", "Unavailable", "Unsupported", "Usage", "sync",

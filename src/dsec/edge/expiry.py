@@ -24,27 +24,31 @@ class Expiry:
         self._timers = timers
         self._clock = clock
         self._feed = feed
-        self._dirty: dict[str, float] = {}
+        self._dirty: dict[str, tuple[Resident, float]] = {}
 
     @contextmanager
     def active(self, resident: Resident) -> Iterator[None]:
         """A call or attached command is in the sandbox: its idle end waits, and moves when the last one leaves."""
         resident.busy += 1
+        self._touch(resident)
         try:
             yield
         finally:
             resident.busy -= 1
-            now = self._clock.now()
-            resident.last_active = now
-            if not self._dirty:
-                self._timers.at(now + ttl.FLUSH_SECONDS, self.flush)
-            self._dirty[resident.id] = now
+            resident.last_active = self._touch(resident)
             if resident.busy == 0 and resident.armed is None:
                 self.arm(resident)
 
+    def _touch(self, resident: Resident) -> float:
+        now = self._clock.now()
+        if not self._dirty:
+            self._timers.at(now + ttl.FLUSH_SECONDS, self.flush)
+        self._dirty[resident.id] = (resident, now)
+        return now
+
     def flush(self) -> None:
-        """Records the activity not yet in the journal."""
-        times = [(at, sandbox_id) for sandbox_id, at in self._dirty.items()]
+        """Records the activity not yet in the journal; of those in use, that they are."""
+        times = [(ttl.ATTACHED if each.busy else at, each.id) for each, at in self._dirty.values()]
         self._dirty.clear()
         if times:
             self._journal.activity(times)

@@ -10,7 +10,7 @@ __all__ = ["Flight"]
 
 
 class Flight:
-    """An operation under way and those who wait for it. When the last has left it may be joined again for the grace time."""
+    """An operation under way and those who wait for it; `given_up`: they want no more of it. When the last has left it may be joined again for the grace time."""
 
     def __init__(self, tasks: TaskSet, grace: float) -> None:
         self._tasks = tasks
@@ -44,7 +44,11 @@ class Flight:
         """One less waits."""
         self._waiting -= 1
         if self._waiting == 0 and not self.done.done() and self._task is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._grace, self._task.cancel)
+            self._timer = asyncio.get_running_loop().call_later(self._grace, self._abandon, self._task)
+
+    def _abandon(self, task: asyncio.Task[None]) -> None:
+        self.given_up = True
+        task.cancel()
 
     async def give_up(self) -> None:
         """Cancels the work without its grace time; returns when it is over."""

@@ -19,7 +19,7 @@ from dsec.edge.flight import Flight
 from dsec.edge.journal import Journal
 from dsec.edge.resident import Resident
 from dsec.edge.tasks import TaskSet
-from dsec.model.errors import Busy, Conflict, DSecError, InvalidArgument, RuntimeFailure, error_from_code
+from dsec.model.errors import Busy, Conflict, DSecError, InvalidArgument, Unavailable, error_from_code
 from dsec.model.outcome import ExecResult
 from dsec.model.settings import check_positive, setting
 from dsec.ports.clock import Clock
@@ -101,7 +101,7 @@ class Operations:
         type_: type[R],
     ) -> R:
         """The result of `run`, which is called at most once for a request_id of this sandbox. A repeat waits for the first
-        where that still runs. Raises Conflict and RuntimeFailure as rules.oplog.decide says, and what `run` raised."""
+        where that still runs. Raises Conflict and Interrupted as rules.oplog.decide says, and what `run` raised."""
         resident.sequence += 1
         if request_id is None:
             return await run()
@@ -140,7 +140,7 @@ class Operations:
     def _replay(self, resident: Resident, key: str, type_: type[R]) -> R:
         data = self._journal.result(resident.id, key)
         if data is None:
-            raise RuntimeFailure("the recorded result is gone", request_id=key)
+            raise Conflict("the result is no longer kept", request_id=key, state="forgotten")
         found = _recorded.decode(data)
         if found.code:
             raise error_from_code(found.code, found.detail, found.fields)
@@ -159,7 +159,7 @@ class Operations:
         if not outcome and flight.given_up:
             raise Conflict("the operation was cancelled", request_id=operation.request_id, state="cancelled")
         if not outcome:
-            raise RuntimeFailure("the operation was cancelled", request_id=operation.request_id)
+            raise Unavailable("the edge is shutting down")
         found = outcome[0]
         if isinstance(found, Exception):
             raise found
@@ -195,7 +195,10 @@ class Operations:
                     resident, key, _encode(_Recorded(code=known.code, detail=known.detail, fields=known.fields))
                 )
             except asyncio.CancelledError:
-                self._finish(resident, key, None, Phase.CANCELLED)
+                if flight.given_up:
+                    self._finish(resident, key, None, Phase.CANCELLED)
+                else:  # the edge ends, not its caller's wish: to him who asks again it is interrupted
+                    del resident.running[key]
                 raise
         finally:
             flight.end()

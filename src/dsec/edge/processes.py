@@ -12,7 +12,7 @@ from dsec.edge.execution import Execution, broken, failed, name_of, opened, pty_
 from dsec.edge.operations import Operations, fingerprint_of
 from dsec.edge.resident import Resident
 from dsec.model import aether as wire
-from dsec.model.errors import DSecError, InvalidArgument, NotFound, SandboxLost
+from dsec.model.errors import DSecError, Interrupted, InvalidArgument, NotFound, SandboxLost
 from dsec.model.outcome import Outcome
 from dsec.model.views import ExecRequest, ProcessView, PtySize, StreamEvent
 from dsec.ports.agent import Channel
@@ -109,11 +109,21 @@ class Processes:
     async def start_process(self, call: Call[None, ExecRequest]) -> ProcessView:
         with self._door.enter(call) as resident:
 
+            process_id = name_of(call.request_id, self._clock)
+
             async def run() -> ProcessView:
-                return await self._start(resident, call.body, name_of(call.request_id, self._clock))
+                return await self._start(resident, call.body, process_id)
 
             mark = fingerprint_of(call.body)
-            return await self._operations.once(resident, call.request_id, "process", mark, run, ProcessView)
+            try:
+                return await self._operations.once(resident, call.request_id, "process", mark, run, ProcessView)
+            except Interrupted:
+                if call.body.stdin:  # it may have got a part of it
+                    raise
+                for info in await self._listed(resident):  # aether knows how far it came
+                    if info.process_id == process_id:
+                        return await self._view(resident, info)
+                raise
 
     async def _start(self, resident: Resident, request: ExecRequest, process_id: str) -> ProcessView:
         wanted = wire_request(resident, request, process_id, keep=True, stream=False)

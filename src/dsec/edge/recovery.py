@@ -54,7 +54,7 @@ async def _recover_one(
     resident = Resident(row, life, backend, parts.clock.monotonic())
     resident.sequence = parts.journal.last_sequence(row.id)
     if life.state is table.State.RUNNING:
-        resident.life = replace(life, deadlines=ttl.restored(life.deadlines, row.active))
+        resident.life = replace(life, deadlines=ttl.restored(life.deadlines, _last_active(row, events), parts.clock.now()))
         resident.last_active = None
         resident.claimed = True
         resident.ready.set_result(None)
@@ -66,6 +66,12 @@ async def _recover_one(
         return False
     lifecycle.running(resident)
     return True
+
+
+def _last_active(row: Row, events: list[tuple[table.Event, float]]) -> float | None:
+    """Its recorded activity since the last renewal, which counts alone where there was none since."""
+    renewed = max((at for event, at in events if isinstance(event, table.Renewed)), default=0.0)
+    return None if row.active is None or row.active <= renewed else row.active
 
 
 async def _adopted(parts: Parts, resident: Resident) -> bool:

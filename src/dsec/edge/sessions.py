@@ -5,7 +5,7 @@ from dsec.edge.execution import Execution, failed, name_of, opened
 from dsec.edge.operations import Operations, fingerprint_of
 from dsec.edge.resident import Resident
 from dsec.model import aether as wire
-from dsec.model.errors import InvalidArgument
+from dsec.model.errors import Interrupted, InvalidArgument
 from dsec.model.outcome import ExecResult
 from dsec.model.views import SessionRequest, SessionRun, SessionView
 from dsec.ports.clock import Clock
@@ -37,11 +37,19 @@ class Sessions:
     async def open_session(self, call: Call[None, SessionRequest]) -> SessionView:
         with self._door.enter(call) as resident:
 
+            session_id = name_of(call.request_id, self._clock)
+
             async def run() -> SessionView:
-                return await self._open(resident, call.body, name_of(call.request_id, self._clock))
+                return await self._open(resident, call.body, session_id)
 
             mark = fingerprint_of(call.body)
-            return await self._operations.once(resident, call.request_id, "session", mark, run, SessionView)
+            try:
+                return await self._operations.once(resident, call.request_id, "session", mark, run, SessionView)
+            except Interrupted:
+                for view in await self._listed(resident):  # aether knows how far it came
+                    if view.id == session_id:
+                        return view
+                raise
 
     async def _open(self, resident: Resident, request: SessionRequest, session_id: str) -> SessionView:
         if request.shell is not None and (not request.shell.startswith("/") or "\0" in request.shell):
@@ -63,11 +71,14 @@ class Sessions:
 
     async def list_sessions(self, call: Call[None, None]) -> list[SessionView]:
         with self._door.enter(call) as resident:
-            async with opened(resident, wire.ListSessionsRequest()) as channel:
-                reply = await channel.receive()
-            if not isinstance(reply, wire.SessionsReply):
-                raise failed(reply)
-            return [self._view(resident, info) for info in reply.items]
+            return await self._listed(resident)
+
+    async def _listed(self, resident: Resident) -> list[SessionView]:
+        async with opened(resident, wire.ListSessionsRequest()) as channel:
+            reply = await channel.receive()
+        if not isinstance(reply, wire.SessionsReply):
+            raise failed(reply)
+        return [self._view(resident, info) for info in reply.items]
 
     async def run_in_session(self, call: Call[None, SessionRun]) -> ExecResult:
         session_id, body, key = call.params["sid"], call.body, call.request_id

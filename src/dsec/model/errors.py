@@ -16,6 +16,7 @@ __all__ = [
     "FieldValue",
     "ImageUnavailable",
     "InfraError",
+    "Interrupted",
     "InvalidArgument",
     "LimitReached",
     "NotFound",
@@ -235,6 +236,16 @@ class RuntimeFailure(InfraError):
     hint = "The server's log has the incident under `incident`."
 
 
+class Interrupted(RuntimeFailure):
+    """The server ended while it carried this request out; how far it came is not known."""
+
+    code = "interrupted"
+    status = 500
+    retryable = False
+    sentence = "The server ended while it carried this request out; how far it came is not known."
+    hint = "The same request_id is never run again: look at what the sandbox holds, then ask with a new one."
+
+
 class Unavailable(InfraError):
     """The service cannot be reached or is shutting down."""
 
@@ -272,6 +283,7 @@ BY_CODE: dict[str, type[DSecError]] = {
     "sandbox_lost": SandboxLost,
     "image_unavailable": ImageUnavailable,
     "runtime_failure": RuntimeFailure,
+    "interrupted": Interrupted,
     "unavailable": Unavailable,
     "deadline_exceeded": DeadlineExceeded,
 }

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from dsec.model.errors import Conflict, RuntimeFailure
+from dsec.model.errors import Conflict, Interrupted
 
 __all__ = ["Decision", "Operation", "Phase", "Retention", "decide"]
 
@@ -50,7 +50,7 @@ def decide(
     """What to do with a request. `running`: this edge is carrying out the known operation now.
 
     Raises Conflict for another request under the same id, and for a repeat whose result is no longer kept or whose operation
-    was cancelled with its first caller; RuntimeFailure where the edge restarted during it, so that nobody knows its result.
+    was cancelled with its first caller; Interrupted where the edge restarted during it, so that nobody knows its result.
     Nothing is ever run twice.
     """
     if known is None:
@@ -66,7 +66,7 @@ def decide(
             "the first request was cancelled; it is not run again", request_id=known.request_id, state="cancelled"
         )
     if known.phase is Phase.BEGUN:
-        raise RuntimeFailure(
+        raise Interrupted(
             "the edge restarted during the first request; it is not run again and its result is unknown",
             request_id=known.request_id,
             state="interrupted",

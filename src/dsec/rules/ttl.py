@@ -4,10 +4,14 @@ from msgspec import Struct
 
 from dsec.model.outcome import End
 
-__all__ = ["FLUSH_SECONDS", "Deadlines", "active", "begin", "due", "renewed", "restored", "verdict"]
+__all__ = ["ATTACHED", "FLUSH_SECONDS", "Deadlines", "active", "begin", "due", "renewed", "restored", "verdict"]
 
 FLUSH_SECONDS = 1.0
 """How stale the activity in the journal may be, hence how much a restart adds to an idle end."""
+
+
+ATTACHED = float("inf")
+"""Recorded as the time of its activity while a call or command is in it: until when is only known when it leaves."""
 
 
 class Deadlines(Struct, frozen=True):
@@ -42,9 +46,12 @@ def renewed(deadlines: Deadlines, ttl: float | None, now: float) -> Deadlines:
     return Deadlines(deadlines.idle_seconds, now + (deadlines.idle_seconds if ttl is None else ttl), deadlines.absolute)
 
 
-def restored(deadlines: Deadlines, last_active: float | None) -> Deadlines:
-    """After a restart: activity in the last FLUSH_SECONDS before it may be unrecorded, so that much is granted."""
-    return deadlines if last_active is None else active(deadlines, last_active + FLUSH_SECONDS)
+def restored(deadlines: Deadlines, last_active: float | None, now: float) -> Deadlines:
+    """After a restart at `now`: activity in the last FLUSH_SECONDS before it may be unrecorded, so that much is granted. Where
+    a call or command was under way (ATTACHED), nobody knows until when: its idle time begins anew."""
+    if last_active is None:
+        return deadlines
+    return active(deadlines, min(last_active + FLUSH_SECONDS, now))
 
 
 def due(deadlines: Deadlines, busy: bool) -> float | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import dsec
-from dsec.model.errors import DSecError, NotFound, RuntimeFailure, SandboxLost
+from dsec.model.errors import DSecError, Interrupted, NotFound, SandboxLost
 from dsec.model.outcome import End, ExecResult
 from dsec.model.views import SandboxState
 from dsec.sdk._async.process import Process
@@ -72,6 +72,7 @@ class Witness:
         self.state = state
         self.random = random.Random(seed)
         self.subjects: dict[str, Subject] = {}
+        self.jobs: list[str] = []
         self._image = image
         self._now = now
         self._names = itertools.count()
@@ -100,6 +101,12 @@ class Witness:
             subject.counter = self.name("count")
             await self.start(subject, COUNT, subject.counter)
         subject.whole = True
+
+    async def rejoin(self, client: dsec.DSecClient) -> None:
+        """Goes on with another client."""
+        for subject in self.subjects.values():
+            if subject.box is not None:
+                subject.box = await client.get(subject.box.id)
 
     def box(self, subject: Subject) -> dsec.Sandbox:
         """Its sandbox, which was acknowledged."""
@@ -162,6 +169,10 @@ class Witness:
     async def verify(self, client: dsec.DSecClient) -> None:
         """After the node has come back. Raises Faults."""
         self._faults = []
+        await self.rejoin(client)
+        for job in self.jobs:  # begun and not acknowledged
+            await client.stop_many(job=job)
+        self.jobs.clear()
         await asyncio.gather(*(self._verify(client, subject) for subject in list(self.subjects.values())))
         await self._until("the kernel, IAM and the journal agree", lambda: self._agree(client))
         if self._faults:
@@ -170,8 +181,6 @@ class Witness:
     async def _verify(self, client: dsec.DSecClient, subject: Subject) -> None:
         subject.busy = False
         try:
-            if subject.box is not None:
-                subject.box = await client.get(subject.box.id)
             if not subject.whole or subject.stopping:
                 await self._settle(client, subject)
             elif self._over(subject):
@@ -234,26 +243,19 @@ class Witness:
         command = COUNT if key == subject.counter else "sleep 1000"
         try:
             await self.start(subject, command, key)
-        except RuntimeFailure as error:
-            self._interrupted(subject, key, error)
-            with suppress(NotFound):
-                subject.pids[key] = (await self.box(subject).attach(key)).view.pid
-                return
+        except Interrupted:
+            if key in {process.id for process in await self.box(subject).processes()}:
+                self._faults.append(f"{subject.key}: process {key} runs, but its start is told as interrupted")
             del subject.pids[key]
             if key == subject.counter:
                 subject.counter = self.name("count")
                 await self.start(subject, COUNT, subject.counter)
 
-    def _interrupted(self, subject: Subject, key: str, error: DSecError) -> None:
-        if error.fields.get("state") != "interrupted":
-            self._faults.append(f"{subject.key}: {key} asked again: {error!r}")
-
     async def _commands(self, subject: Subject) -> None:
         for key, known in list(subject.commands.items()):
             try:
                 again = await self._command(subject, key)
-            except RuntimeFailure as error:
-                self._interrupted(subject, key, error)
+            except Interrupted:
                 if known is not None:
                     self._faults.append(f"{subject.key}: the acknowledged {key} is told as interrupted")
                 continue
@@ -323,14 +325,19 @@ class Witness:
 
     def traces(self) -> dict[str, set[str]]:
         """Names of sandboxes in each place that keeps something of them."""
+        found = self.in_kernel()
+        found["reservations"] = _column(self.state / "iam.db", "SELECT sandbox_id FROM reservations")
+        found["journal"] = _column(self.state / "journal.db", "SELECT id FROM sandboxes WHERE gone IS NULL")
+        return found
+
+    def in_kernel(self) -> dict[str, set[str]]:
+        """Those of the kernel."""
         node = "dsec-" + hashlib.sha256(str(self.state).encode()).hexdigest()[:8]
         found = {"subvolumes": _names(self.state / "pool/cells"), "sockets": _names(self.state / "run")}
         for tree in Path("/sys/fs/cgroup").glob(
             f"**/{node}" if (Path("/sys/fs/cgroup/cgroup.controllers")).exists() else f"*/{node}"
         ):
             found[str(tree)] = {entry.name for entry in tree.iterdir() if entry.is_dir()} - {"agents"}
-        found["reservations"] = _column(self.state / "iam.db", "SELECT sandbox_id FROM reservations")
-        found["journal"] = _column(self.state / "journal.db", "SELECT id FROM sandboxes WHERE gone IS NULL")
         return found
 
 

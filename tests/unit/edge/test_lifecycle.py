@@ -302,6 +302,30 @@ async def test_a_restart_takes_over_what_lives(tmp_path: Path) -> None:
             assert rig.clean()
 
 
+async def test_a_restart_knows_who_was_in_a_sandbox_and_what_a_renewal_made_shorter(tmp_path: Path) -> None:
+    clock, kernel = VirtualClock(), FakeKernel()
+    async with TaskSet(clock) as tasks:
+        async with running(tmp_path, kernel=kernel, clock=clock, tasks=tasks) as rig:
+            used = await rig.create(replace(SPEC, ttl_running_stop=20.0))
+            renewed = await rig.create(replace(SPEC, ttl_running_stop=300.0))
+            await rig.exec(renewed, "true")
+            await rig.advance(2.0)
+            await rig.call(renewed, "POST", "/renew?ttl=50")
+            attached = asyncio.ensure_future(rig.exec(used, "hang"))
+            await settle()
+            await rig.advance(60.0 - 15.0)
+            dead = tmp_path / "as it was when the edge died"
+            shutil.copytree(tmp_path, dead, ignore=lambda _, names: {each for each in names if each == dead.name})
+        attached.cancel()
+        await asyncio.wait((attached,))
+        clock.advance(3.0)
+        async with running(dead, kernel=kernel, clock=clock, tasks=tasks) as rig:
+            now = clock.now()
+            ends = [(await rig.call(view, "GET", look)).json()["idle_deadline"] for view, look in LOOKS(used, renewed)]
+            assert ends == [now + 20.0, now + 2.0]
+            await rig.node.stop_all()
+
+
 async def test_a_restart_goes_on_stopping(tmp_path: Path) -> None:
     clock, kernel = VirtualClock(), FakeKernel()
     async with TaskSet(clock) as tasks:

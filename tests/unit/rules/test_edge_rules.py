@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dsec.model.errors import Busy, Conflict, InvalidArgument, RuntimeFailure, Unsupported
+from dsec.model.errors import Busy, Conflict, Interrupted, InvalidArgument, Unsupported
 from dsec.model.layers import ImageConfig
 from dsec.model.network import NetworkRule
 from dsec.model.outcome import End
@@ -44,8 +44,10 @@ def test_no_idle_end_stays_none() -> None:
 
 def test_a_restart_grants_what_may_be_unrecorded() -> None:
     ends = ttl.begin(10.0, None, 0.0)
-    assert ttl.restored(ends, 4.0).idle == 4.0 + ttl.FLUSH_SECONDS + 10.0
-    assert ttl.restored(ends, None) == ends
+    assert ttl.restored(ends, 4.0, 99.0).idle == 4.0 + ttl.FLUSH_SECONDS + 10.0
+    assert ttl.restored(ends, 4.0, 4.5).idle == 4.5 + 10.0, "what was active after now?"
+    assert ttl.restored(ends, ttl.ATTACHED, 99.0).idle == 99.0 + 10.0
+    assert ttl.restored(ends, None, 99.0) == ends
 
 
 def test_stop_before_anything_was_asked() -> None:
@@ -165,8 +167,9 @@ def test_the_ordered_log_never_runs_twice() -> None:
     ):
         with pytest.raises(Conflict):
             refused()
-    with pytest.raises(RuntimeFailure):
+    with pytest.raises(Interrupted) as interrupted:
         decided(replace(known, phase=Phase.BEGUN))
+    assert not interrupted.value.retryable, "asking again gives the same answer"
 
 
 def test_surroundings_image_then_sandbox_then_call() -> None:

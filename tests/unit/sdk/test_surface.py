@@ -14,7 +14,7 @@ import dsec.sync
 ROOT = Path(__file__).resolve().parents[3]
 PUBLIC = """
 Busy CommandFailed CommandNotExecutable CommandNotFound Conflict DSecClient DSecContainerRunArgs DSecError DeadlineExceeded
-End FileEvent FileView Files HttpResponse ImageUnavailable ImageView InfraError InvalidArgument LimitReached Me MountSpec
+End FileEvent FileView Files HttpResponse ImageUnavailable ImageView InfraError Interrupted InvalidArgument LimitReached Me MountSpec
 NotFound Outcome Output PermissionDenied Process ProcessView Pty QuotaExceeded Refusal RequestError Result RuntimeFailure
 Sandbox SandboxEnd SandboxEvent SandboxFailed SandboxLost SandboxState SandboxView Session SessionView TaskError TooLarge Transfer
 Unauthenticated Unavailable Unsupported Usage sync
