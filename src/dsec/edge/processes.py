@@ -108,7 +108,6 @@ class Processes:
 
     async def start_process(self, call: Call[None, ExecRequest]) -> ProcessView:
         with self._door.enter(call) as resident:
-
             process_id = name_of(call.request_id, self._clock)
 
             async def run() -> ProcessView:

@@ -54,7 +54,9 @@ async def _recover_one(
     resident = Resident(row, life, backend, parts.clock.monotonic())
     resident.sequence = parts.journal.last_sequence(row.id)
     if life.state is table.State.RUNNING:
-        resident.life = replace(life, deadlines=ttl.restored(life.deadlines, _last_active(row, events), parts.clock.now()))
+        resident.life = replace(
+            life, deadlines=ttl.restored(life.deadlines, _last_active(row, events), parts.clock.now())
+        )
         resident.last_active = None
         resident.claimed = True
         resident.ready.set_result(None)

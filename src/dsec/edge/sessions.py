@@ -36,7 +36,6 @@ class Sessions:
 
     async def open_session(self, call: Call[None, SessionRequest]) -> SessionView:
         with self._door.enter(call) as resident:
-
             session_id = name_of(call.request_id, self._clock)
 
             async def run() -> SessionView:
