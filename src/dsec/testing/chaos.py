@@ -115,7 +115,7 @@ async def _one(witness: Witness, client: dsec.DSecClient) -> None:
     try:
         await _use(witness, subject, stop=len(witness.subjects) >= _LIVING - 1 and draw.random() < 0.15)
     except DSecError as error:
-        error.add_note(str(subject))
+        error.add_note(f"in {subject.key}")
         raise
     subject.busy = False
 

@@ -11,7 +11,6 @@ import random
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import dsec
@@ -36,24 +35,22 @@ class Faults(AssertionError):
         self.lines = tuple(lines)
 
 
-@dataclass
 class Subject:
     """One sandbox: what was asked of it, and what was acknowledged. `whole`: all of its creation
     was. `busy`: somebody works in it. `ends`: Unix seconds at which its time is over."""
 
-    key: str
-    args: dsec.DSecContainerRunArgs
-    box: dsec.Sandbox | None = None
-    whole: bool = False
-    busy: bool = False
-    stopping: bool = False
-    ends: float | None = None
-    counter: str = ""
-    pids: dict[str, int | None] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)
-    offset: int = 0
-    commands: dict[str, ExecResult | None] = field(default_factory=dict)
-    files: dict[str, tuple[bytes, bool]] = field(default_factory=dict)
+    def __init__(self, key: str, args: dsec.DSecContainerRunArgs) -> None:
+        self.key = key
+        self.args = args
+        self.box: dsec.Sandbox | None = None
+        self.whole = self.busy = self.stopping = False
+        self.ends: float | None = None
+        self.counter = ""
+        self.offset = 0
+        self.pids: dict[str, int | None] = {}
+        self.ended: set[str] = set()
+        self.commands: dict[str, ExecResult | None] = {}
+        self.files: dict[str, tuple[bytes, bool]] = {}
 
 
 def counted(start: int, length: int) -> bytes:
