@@ -88,5 +88,5 @@ ROUTES: tuple[Route, ...] = (
     Route(name="metrics", method="GET", path="/metrics", summary="Counters in the text format of Prometheus.",
           answer_media="text/plain", permission="metrics.read", tag="health"),
     Route(name="openapi", method="GET", path="/openapi.json", summary="This document.",
-          answer_media="application/json", tag="health"),
+          answer=dict, tag="health"),
 )  # fmt: skip

@@ -471,8 +471,7 @@ class FakeChannel:
             await self._put(wire.FailedReply(code="invalid_argument", detail="is a directory", what="file"))
         else:
             await self._put(wire.FileReply(info=info))
-            end = None if request.length is None else request.offset + request.length
-            data = files[request.path][request.offset : end]
+            data = files[request.path][request.offset :][: request.length]
             for start in range(0, len(data), wire.MAX_PAYLOAD):
                 await self._put((wire.FRAME_STDOUT, data[start : start + wire.MAX_PAYLOAD]))
             await self._put(wire.DoneReply())

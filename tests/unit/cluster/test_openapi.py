@@ -36,6 +36,11 @@ async def test_the_document_is_valid_and_whole(tmp_path: Path) -> None:
     assert told == wanted
 
 
+async def test_the_document_tells_of_itself(tmp_path: Path) -> None:
+    responses = (await served(tmp_path))["paths"]["/openapi.json"]["get"]["responses"]
+    assert "application/json" in responses["200"]["content"] and "204" not in responses
+
+
 async def test_every_operation_has_a_name_of_its_own(tmp_path: Path) -> None:
     names = [op["operationId"] for item in (await served(tmp_path))["paths"].values() for op in item.values()]
     assert len(names) == len(set(names))
