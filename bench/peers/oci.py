@@ -22,6 +22,8 @@ __all__ = ["Oci"]
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE, MNT_DETACH = 0x20000, 0x4000, 1 << 18, 2
 UNIFIED = "/sys/fs/cgroup/unified"
+GROUPS_SECONDS = 10.0
+OPEN_FILES = 4096  # as a sandbox of ours has
 
 
 class Oci:
@@ -122,13 +124,15 @@ class Runtime:
             linux["resources"] = {**linux.get("resources", {}), **resources}
         spec = {**self._spec, "linux": linux}
         if argv is not None:
-            spec["process"] = {**spec["process"], "args": argv}
+            files = {"type": "RLIMIT_NOFILE", "soft": OPEN_FILES, "hard": OPEN_FILES}
+            spec["process"] = {**spec["process"], "args": argv, "rlimits": [files]}
         (bundle / "config.json").write_text(json.dumps(spec))
         self._call("run", "-d", "-b", str(bundle), name)
         return name
 
     def _remove(self, name: str) -> None:
         self._call("delete", "-f", name)
+        remove_groups(name)
         unmount(str(self._folder / name / "rootfs"))
         shutil.rmtree(self._folder / name)
 
@@ -188,6 +192,23 @@ class Runtime:
             if os.path.ismount(folder / "rootfs"):
                 unmount(str(folder / "rootfs"))
         shutil.rmtree(self._folder)
+
+
+def remove_groups(name: str) -> None:
+    """What the runtime leaves of a container's groups while its last processes end."""
+    deadline = time.monotonic() + GROUPS_SECONDS
+    for group in Path("/sys/fs/cgroup").glob(f"*/{name}"):
+        while True:
+            try:
+                group.rmdir()
+            except FileNotFoundError:
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)  # the kernel announces no such moment
+                continue
+            break
 
 
 libc = ctypes.CDLL(None, use_errno=True)

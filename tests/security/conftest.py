@@ -44,6 +44,8 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "true",
         "find",
         "ip",
+        "grep",
+        "head",
         "mkdir",
         "readlink",
         "test",

@@ -9,7 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from aether.box import Box
+from dsec.edge.agent import UnixAgent
 from dsec.edge.backends.container import Container
+from dsec.model import aether as wire
 from dsec.model.errors import SandboxLost
 from dsec.model.plan import Mount
 from security.cell import LIMITS, Cell, Starter
@@ -73,6 +76,26 @@ async def test_what_a_command_holds_leads_nowhere(start: Starter) -> None:
     assert all(name == "/dev/null" or name.startswith("pipe:") for name in held.splitlines()), held
     # Sockets of the sandbox's network namespace, those without a path too: aether's is in the host's.
     assert len((await cell.shell("cat /proc/net/unix")).splitlines()) == 1
+
+
+async def test_what_sessions_and_file_helpers_hold_leads_nowhere(start: Starter) -> None:
+    cell = await start()
+    agent = cell.backend.agent(cell.handle)
+    assert isinstance(agent, UnixAgent)
+    box = Box(agent, 0)
+    await box.open("s", "/bin/sh")
+    held = await box.in_session("s", "for f in /proc/$$/fd/* /proc/self/fd/*; do readlink $f; done")
+    names = held.out.decode().split()
+    assert names and all(name == "/dev/null" or name.startswith("pipe:") for name in names), names
+    wanted = wire.FileWriteRequest(path="/tmp/f", user="", mode=None, make_parents=False, append=False)
+    helper = "for p in /proc/[0-9]*; do test $p != /proc/1 && grep -q aether $p/comm && echo $p; done"
+    async with await agent.begin(wanted) as channel:
+        await channel.send(b"x")
+        (found,) = (await box.sh(helper)).out.decode().split()
+        for part in ("fd/", "maps", "environ", "mem", "root/", "cwd/", "exe", "syscall", "stack"):
+            assert (await box.sh(f"ls {found}/{part} 2>/dev/null && head -c 1 {found}/{part}")).code != 0, part
+        await channel.end_of_input()
+        assert isinstance(await channel.receive(), wire.WrittenReply)
 
 
 async def test_the_hosts_pressure_is_not_to_be_had(start: Starter) -> None:

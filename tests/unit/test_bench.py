@@ -10,6 +10,8 @@ from bench.create import figure
 from bench.density import Ramp
 from bench.figures import Report, percentile, summary
 from bench.footprint import Footprint
+from bench.neighbours import STORMS
+from bench.neighbours import figures as ratios
 
 
 def test_percentiles_are_nearest_ranks() -> None:
@@ -64,3 +66,15 @@ def test_memory_counts_by_the_less_favourable_of_two_ways() -> None:
     after = Footprint(used=160, available=830, server=30, client=15, parts={"Percpu": 4096})
     assert after.grown(before) == 70 - 10
     assert after.by_part(before, 2)["Percpu"] == 2
+
+
+def test_the_worst_storm_is_the_goals() -> None:
+    def rounds(*p99s: float) -> list[dict[str, float]]:
+        return [{"calm_p99": 2.0, "p99": p99, "end_s": p99 / 10} for p99 in p99s]
+
+    raw = {"dsec": {storm: rounds(2.0, 9.0, 3.0) for storm in STORMS}, "crun": {storm: rounds(2.0) for storm in STORMS}}
+    raw["dsec"]["disk"] = rounds(4.4)
+    worst, *each, slowest = ratios(raw)
+    assert (worst.value, worst.goal, worst.reached, worst.peers) == (2.2, 2, False, {"crun": 1.0})
+    assert {figure.value for figure in each} == {1.5, 2.2} and len(each) == len(STORMS)
+    assert slowest.value == pytest.approx(0.9) and slowest.unit == "s"
