@@ -57,6 +57,15 @@ impl Channel {
         }
     }
 
+    /// Ends the operation with a reply, and takes what the edge still sends until it closes: closing first, with input
+    /// unread, would reset the connection and take from the edge the reply that lies in it.
+    pub async fn refuse(&mut self, reply: &Reply) {
+        // The edge may be gone; it then learns nothing, as it asked for.
+        if self.writer.reply(reply).await.is_ok() {
+            self.reader.drop_input().await;
+        }
+    }
+
     /// The socket and what was read ahead, for a helper that carries on in a process of its own.
     pub fn take_apart(self) -> io::Result<(std::os::unix::net::UnixStream, Vec<u8>)> {
         let rest = self.reader.decoder.into_rest();
@@ -105,6 +114,15 @@ impl Reader {
     /// Waits until the connection closes; input that comes meanwhile is dropped.
     pub async fn closed(&mut self) {
         while self.input().await != Input::Closed {}
+    }
+
+    async fn drop_input(&mut self) {
+        loop {
+            self.decoder.space().clear();
+            if !self.fill().await {
+                return;
+            }
+        }
     }
 
     async fn fill(&mut self) -> bool {

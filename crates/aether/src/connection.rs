@@ -70,8 +70,9 @@ async fn serve(aether: Rc<Aether>, socket: UnixStream) {
         None => return,
         Some(Ok(request)) => request,
         Some(Err(detail)) => {
-            let failed = Failure::runtime(format!("protocol: {detail}")).reply();
-            let _ = channel.writer.reply(&failed).await;
+            channel
+                .refuse(&Failure::runtime(format!("protocol: {detail}")).reply())
+                .await;
             return;
         }
     };
@@ -80,8 +81,7 @@ async fn serve(aether: Rc<Aether>, socket: UnixStream) {
         return;
     }
     if let Err(Stop::Failed(failure)) = carry_out(&aether, &mut channel, request).await {
-        // The edge may be gone; it then learns nothing, as it asked for.
-        let _ = channel.writer.reply(&failure.reply()).await;
+        channel.refuse(&failure.reply()).await;
     }
 }
 

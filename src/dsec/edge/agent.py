@@ -139,6 +139,10 @@ class _Connection(asyncio.Protocol):
         if writer is not None and not writer.done():
             writer.set_result(None)
 
+    @property
+    def has_frame(self) -> bool:
+        return bool(self._frames)
+
     async def take(self) -> Frame:
         while not self._frames:
             if self._error is not None:
@@ -194,6 +198,11 @@ class UnixChannel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._connection.close()
+
+    @property
+    def answered(self) -> bool:
+        """A frame waits to be received."""
+        return self._connection.has_frame
 
     async def send(self, data: bytes) -> None:
         """Input of the operation; waits while aether is slow. Raises SandboxLost, RuntimeFailure."""

@@ -335,8 +335,11 @@ class Files:
                 async for chunk in call.chunks():
                     for start in range(0, len(chunk), wire.MAX_PAYLOAD):
                         await channel.send(chunk[start : start + wire.MAX_PAYLOAD])
-                await channel.end_of_input()
-            except SandboxLost as error:  # aether may have refused and closed before it took everything
+                    if channel.answered:  # refused before it took everything
+                        break
+                else:
+                    await channel.end_of_input()
+            except SandboxLost as error:  # the helper died, and what it or aether said last may still be there
                 raise await self._refusal(channel, error) from error
             reply = await channel.receive()
         if not isinstance(reply, wire.WrittenReply):

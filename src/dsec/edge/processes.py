@@ -263,6 +263,8 @@ class Processes:
                         if message[:1] != bytes((wire.FRAME_STDIN,)):
                             raise InvalidArgument("binary frames to a process begin with byte 3", field="frame")
                         await send_all(input_, message[1:], end=False)
+                        if input_.answered:  # the process takes no more
+                            raise failed(await input_.receive())
                     else:
                         await self._told(resident, process_id, message, input_)
         except SocketGone:

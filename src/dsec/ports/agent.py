@@ -15,8 +15,12 @@ class Channel(Protocol):
     """One operation under way. Leaving the context closes the connection, which cancels an operation that is not kept.
 
     `receive` gives the next reply, or (FRAME_STDOUT | FRAME_STDERR, bytes); it raises SandboxLost when aether is gone and
-    RuntimeFailure when aether breaks the protocol. `send` waits while the other side is slow (back-pressure).
+    RuntimeFailure when aether breaks the protocol. `send` waits while the other side is slow (back-pressure). `answered`: a
+    frame waits to be received, which during an upload is a refusal, and the rest of it need not be sent.
     """
+
+    @property
+    def answered(self) -> bool: ...
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(

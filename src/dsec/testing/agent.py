@@ -236,6 +236,7 @@ class FakeChannel:
         self._fault = fault
         room = 1 << 16 if fault is Fault.LOSE_ANSWER else 64
         self._outbound: asyncio.Queue[Frame | None] = asyncio.Queue(room)
+        self._put = self._outbound.put
         self._inbound: asyncio.Queue[bytes] = asyncio.Queue(64)
         self.task: asyncio.Task[None] | None = None
         self.broken = False
@@ -264,6 +265,8 @@ class FakeChannel:
             self._outbound.get_nowait()
         self._outbound.put_nowait(None)
 
+    answered = property(lambda self: not self._outbound.empty())
+
     async def send(self, data: bytes) -> None:
         """Input of the operation."""
         if self.broken:
@@ -283,12 +286,8 @@ class FakeChannel:
         return frame
 
     async def frames(self) -> AsyncIterator[Frame]:
-        """All frames."""
         while True:
             yield await self.receive()
-
-    async def _put(self, frame: Frame) -> None:
-        await self._outbound.put(frame)
 
     async def work(self) -> None:
         """Carries the operation out."""

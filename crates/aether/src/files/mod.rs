@@ -97,8 +97,7 @@ pub async fn serve(aether: &Rc<Aether>, mut channel: Channel, request: Request) 
     };
     let (Ok(account), None) = (account, &refusal) else {
         if let Some(failure) = refusal {
-            // The edge may be gone; it then learns nothing.
-            let _ = channel.writer.reply(&failure.reply()).await;
+            channel.refuse(&failure.reply()).await;
         }
         return;
     };
@@ -182,7 +181,9 @@ fn work(mut wire: Wire<'_>, request: &Request, entered: Result<(), i32>) {
     };
     if let Err(Halt::Failed(failure)) = done {
         // The edge may be gone; it then learns nothing.
-        let _ = wire.reply(&failure.reply());
+        if wire.reply(&failure.reply()).is_ok() {
+            wire.drop_input();
+        }
     }
 }
 

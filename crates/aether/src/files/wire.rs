@@ -100,6 +100,17 @@ impl<'a> Wire<'a> {
         }
     }
 
+    /// Takes what the edge still sends until it closes: closing first, with input unread, would reset the connection and
+    /// take from the edge the reply that lies in it.
+    pub fn drop_input(&mut self) {
+        loop {
+            self.decoder.space().clear();
+            if self.fill().is_err() {
+                return;
+            }
+        }
+    }
+
     fn fill(&mut self) -> Result<(), Gone> {
         let space = self.decoder.space();
         space.reserve(READ);
