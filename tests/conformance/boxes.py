@@ -1,11 +1,10 @@
-"""Sandboxes of a test, stopped at its end."""
+"""Sandboxes of a test that knows the SDK alone, stopped at its end."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import dsec
+from dsec.testing.suite.boxes import eventually
 
 __all__ = ["Boxes", "eventually"]
 
@@ -25,12 +24,3 @@ class Boxes:
 
     async def close(self) -> None:
         await asyncio.gather(*(box.stop() for box in self.made))
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 5.0) -> None:
-    """Asks until the answer is yes."""
-    ends = time.monotonic() + seconds
-    while not await condition():
-        if time.monotonic() > ends:
-            raise AssertionError(f"it did not come true within {seconds} s")
-        await asyncio.sleep(0.05)

@@ -41,7 +41,9 @@ def test_every_word_of_the_tool_is_explained() -> None:
 
 def test_every_test_that_a_threat_names_exists() -> None:
     named = set(re.findall(r"`(test_\w+)`", TEXT["docs/security.md"]))
-    tests = "".join((ROOT / name).read_text() for name in repository_files() if name.startswith("tests/") and name.endswith(".py"))
+    tests = "".join(
+        (ROOT / name).read_text() for name in repository_files() if name.startswith("tests/") and name.endswith(".py")
+    )
     assert len(named) > 12
     assert {name for name in named if f"def {name}(" not in tests} == set()
 
@@ -50,3 +52,11 @@ def test_the_capabilities_kept_are_those_documented() -> None:
     section = TEXT["docs/security.md"].split("## Capabilities")[1].split("Left out")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     assert set(re.findall(r"`(\w+)`", "".join(rows))) == set(CAPABILITIES)
+
+
+def test_every_test_that_a_row_names_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", TEXT["docs/conformance.md"]))
+    suite = [name for name in repository_files() if name.startswith("src/dsec/testing/suite/test_")]
+    written = {test for name in suite for test in re.findall(r"^async def (test_\w+)", (ROOT / name).read_text(), re.M)}
+    assert len(named) > 60
+    assert named == written

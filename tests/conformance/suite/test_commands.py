@@ -1,0 +1,3 @@
+"""The suite's commands, on the node of these tests."""
+
+from dsec.testing.suite.test_commands import *  # noqa: F403

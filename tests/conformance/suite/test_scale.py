@@ -1,0 +1,3 @@
+"""The suite's scale, on the node of these tests."""
+
+from dsec.testing.suite.test_scale import *  # noqa: F403
