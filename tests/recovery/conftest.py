@@ -27,15 +27,20 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def node(tmp_path: Path, rootfs: Path) -> Iterator[FailingNode]:
     """A node that runs, with the image and a volume."""
-    made = FailingNode(tmp_path / "s", **SETTINGS)
+    # No layer stays mounted that no sandbox holds: so mounting is met too.
+    made = FailingNode(tmp_path / "s", **SETTINGS, DSEC_IMAGES_IDLE_MOUNTS="0")
     made.dsec("image", "import", "--state", str(made.state), IMAGE, str(rootfs))
+    other = rootfs.with_name("other")
+    if not other.exists():
+        shutil.copytree(rootfs, other, symlinks=True)
+        (other / "etc/other").write_text("another layer")
+    made.dsec("image", "import", "--state", str(made.state), "other", str(other))
     made.start()
     try:
         made.dsec("volume", "create", "--state", str(made.state), "shared")
         yield made
     finally:
         made.stop()
-        shutil.rmtree(made.state)
 
 
 @pytest.fixture

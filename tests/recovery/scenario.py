@@ -82,7 +82,7 @@ async def _many(witness: Witness, client: dsec.DSecClient) -> None:
     """A batch, stopped together. What a kill leaves of it ends with its job."""
     job = witness.name("batch")
     witness.jobs.append(job)
-    args = dsec.DSecContainerRunArgs(container_image="box", memory_limit_mb=64, job=job)
+    args = dsec.DSecContainerRunArgs(container_image="other", memory_limit_mb=64, job=job)
     made = [each async for each in client.run_containers(args, 2, request_id=job)]
     assert all(isinstance(each, dsec.Sandbox) for each in made), made
     await client.stop_many(job=job)

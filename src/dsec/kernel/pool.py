@@ -43,6 +43,7 @@ class Pool:
         with self._alone():
             if not self.root.is_mount():
                 self._mount()
+            self._limit_by_quota()
         self._fsid = from_kernel(_native.filesystem_id)(str(self.root))
         with kernel_op("mkdir", str(self.cells)):
             self.cells.mkdir(exist_ok=True)
@@ -131,6 +132,9 @@ class Pool:
         finally:
             if loop >= 0:
                 os.close(loop)
+
+    def _limit_by_quota(self) -> None:
+        """Turns quotas on, each time: a server may have died between its mount and this."""
         try:
             from_kernel(_native.quota_enable_simple)(str(self.root))
         except KernelError as error:
@@ -143,8 +147,11 @@ class Pool:
         if self._image.exists():
             return
         size = self._size or max(_SMALLEST, int(shutil.disk_usage(self._image.parent).free * _ROOM_LEFT))
-        unfinished = self._image.with_suffix(".new")
-        with kernel_op("create", str(unfinished)), open(unfinished, "wb") as file:
+        for left in self._image.parent.glob("pool.*.new"):
+            # By a name of its own each time: the mkfs of a server that died may still be at work on the last one.
+            left.unlink()
+        unfinished = self._image.with_suffix(f".{os.getpid()}.new")
+        with kernel_op("create", str(unfinished)), open(unfinished, "xb") as file:
             os.fchmod(file.fileno(), 0o600)
             file.truncate(size & ~0xFFFF)
         _format(unfinished)

@@ -148,6 +148,13 @@ class Witness:
         await self.box(subject).stop()
         del self.subjects[subject.key]
 
+    async def settled(self, client: dsec.DSecClient) -> None:
+        """Waits until what the kernel has, IAM holds and the journal tells is what the server says. Raises Faults."""
+        self._faults = []
+        await self._until("the kernel, IAM and the journal agree", lambda: self._agree(client))
+        if self._faults:
+            raise Faults(self._faults)
+
     async def read(self, subject: Subject) -> None:
         """Reads the counter on, until cancelled. Raises Faults for a byte that is not the next."""
         process = await self.box(subject).attach(subject.counter, subject.offset)
