@@ -25,7 +25,6 @@ LIVING = 3
 # Declared places that a server never comes to, and why.
 ELSEWHERE = {
     "native.erofs_image": "only an import makes an image, and that is a command of its own",
-    "native.cached_bytes": "asked by bench/layers alone",
     "native.assemble": "only an import's check of a layer and benchmarks assemble without a launch",
     "native.subvolume_snapshot": "no operation of a server takes a snapshot yet",
 }
