@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from apijobs import Job
+from apinetwork import network_routes
 from dsec.model.errors import BY_CODE
 from dsec.model.outcome import ExecResult, Outcome
 from dsec.model.spec import Batch, SandboxSpec
@@ -96,6 +97,7 @@ class Server:
             web.get("/v1/sandboxes", self.listing), web.post("/v1/sandboxes/stop", self.stop_many),
             web.get("/v1/me", self.me), web.get("/v1/images", self.images),
             web.get(one, self.info), web.delete(one, self.stop), web.post(one + "/renew", self.info), web.get(one + "/metrics", self.usage), web.get(one + "/events", self.story),
+            *network_routes(self.sandboxes),
             web.post(one + "/exec", self.exec), web.post(one + "/processes", self.start), web.get(one + "/processes", self.list_jobs),
             web.get(one + "/processes/{pid}", self.job), web.delete(one + "/processes/{pid}", self.forget),
             web.post(one + "/processes/{pid}/wait", self.wait), web.post(one + "/processes/{pid}/signal", self.signal),

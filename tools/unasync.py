@@ -70,6 +70,7 @@ HOMES = {
     "collections.abc": ["Callable", "Generator", "Iterable", "Mapping", "Sequence"],
     "pathlib": ["Path"],
     "types": ["TracebackType"],
+    "dsec.model.network": ["Flow", "NetworkRule", "NetworkView", "Verdict"],
     "dsec.model.outcome": ["ExecResult"],
     "dsec.model.plan": ["Usage"],
     "dsec.model.views": [

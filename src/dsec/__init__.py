@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from dsec.model.errors import Unauthenticated as Unauthenticated
     from dsec.model.errors import Unavailable as Unavailable
     from dsec.model.errors import Unsupported as Unsupported
+    from dsec.model.network import Flow as Flow
+    from dsec.model.network import NetLimits as NetLimits
+    from dsec.model.network import NetworkRule as NetworkRule
+    from dsec.model.network import NetworkView as NetworkView
     from dsec.model.outcome import End as End
     from dsec.model.outcome import ExecResult as Result
     from dsec.model.outcome import Outcome as Outcome
@@ -68,6 +72,7 @@ _ERRORS = (
 
 _HOMES = {
     "dsec.model.errors": _ERRORS,
+    "dsec.model.network": ("Flow", "NetLimits", "NetworkRule", "NetworkView"),
     "dsec.model.outcome": ("End", "Outcome", "SandboxEnd"),
     "dsec.model.plan": ("Usage",),
     "dsec.model.spec": ("MountSpec",),
@@ -94,8 +99,8 @@ _PENDING = ("DSecFnCallArgs", "DSecFullVMRunArgs", "DSecMicroVMRunArgs")
 
 __all__ = [
     "Busy", "CommandFailed", "CommandNotExecutable", "CommandNotFound", "Conflict", "DSecClient", "DSecContainerRunArgs",
-    "DSecError", "DeadlineExceeded", "End", "FileEvent", "FileView", "Files", "HttpResponse", "ImageUnavailable",
-    "ImageView", "InfraError", "Interrupted", "InvalidArgument", "LimitReached", "Me", "MountSpec", "NotFound", "Outcome", "Output",
+    "DSecError", "DeadlineExceeded", "End", "FileEvent", "FileView", "Files", "Flow", "HttpResponse", "ImageUnavailable",
+    "ImageView", "InfraError", "Interrupted", "InvalidArgument", "LimitReached", "Me", "MountSpec", "NetLimits", "NetworkRule", "NetworkView", "NotFound", "Outcome", "Output",
     "PermissionDenied", "Process", "ProcessView", "Pty", "QuotaExceeded", "Refusal", "RequestError", "Result",
     "RuntimeFailure", "Sandbox", "SandboxEnd", "SandboxEvent", "SandboxFailed", "SandboxLost", "SandboxState", "SandboxView", "Session",
     "SessionView", "TaskError", "TooLarge", "Transfer", "Unauthenticated", "Unavailable", "Unsupported", "Usage", "sync",

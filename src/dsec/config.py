@@ -19,6 +19,7 @@ from dsec.cluster.serve import ServerSettings
 from dsec.cluster.watcher import WatcherSettings
 from dsec.edge.backends.container import ContainerOptions
 from dsec.edge.lifecycle import LifecycleSettings
+from dsec.edge.network.settings import NetworkSettings
 from dsec.edge.node import NodeSettings
 from dsec.edge.operations import OperationSettings
 from dsec.edge.pulse import PulseSettings
@@ -55,6 +56,7 @@ class Config:
     pulse: PulseSettings
     container: ContainerOptions
     images: MountsConfig
+    network: NetworkSettings
 
     @property
     def state(self) -> Path:

@@ -21,6 +21,7 @@ from dsec.config import Config
 from dsec.edge.agent import UnixAgent
 from dsec.edge.backends.container import Container, ContainerOptions, ContainerSettings
 from dsec.edge.gauges import EdgeGauges, Gauge
+from dsec.edge.network.networks import Networks
 from dsec.edge.node import Foundation, Node
 from dsec.edge.routes import ROUTES
 from dsec.images.mounts import NodeImages
@@ -45,6 +46,17 @@ def _gauges(container: Container, edge: Node) -> dict[str, Gauge]:
         ),
         "dsec_pool_free_bytes": ("bytes that the pool of writable layers still takes", container.pool.free),
         "dsec_clock_ahead_seconds": ("seconds that the edge's time is ahead of the host's clock", edge.clock.ahead),
+    }
+
+
+def _network_gauges(networks: Networks) -> dict[str, Gauge]:
+    return {
+        "dsec_network_sandboxes": ("sandboxes with a network", lambda: networks.counts()[0]),
+        "dsec_network_flows_allowed": ("flows that were allowed since the start", lambda: networks.counts()[1].allowed),
+        "dsec_network_flows_refused": ("flows that were refused since the start", lambda: networks.counts()[1].refused),
+        "dsec_network_bytes_out": ("bytes that ended flows sent", lambda: networks.counts()[1].bytes_out),
+        "dsec_network_bytes_in": ("bytes that ended flows received", lambda: networks.counts()[1].bytes_in),
+        "dsec_network_events_lost": ("events that found no room in the kernel's ring", lambda: networks.counts()[2]),
     }
 
 
@@ -92,7 +104,7 @@ async def _edge(
                 edge = await stack.enter_async_context(Node(foundation, settings))
             except BackendFailure as error:
                 raise Unsupported(f"sandboxes cannot run here: {error.detail}") from error
-            yield edge, images, EdgeGauges(edge.lifecycle, _gauges(container, edge))
+            yield edge, images, EdgeGauges(edge.lifecycle, _gauges(container, edge) | _network_gauges(edge.networks))
     finally:
         images.close()
 

@@ -64,6 +64,9 @@ pub struct Cell {
     pub filter: Vec<u8>,
     pub capabilities: u64,
     pub no_new_privileges: bool,
+    /// The sandbox's own addresses beside the loopback's.
+    pub addresses: Vec<String>,
+    pub nameservers: Vec<String>,
 }
 
 /// Trees that were made ready outside, by descriptor.
@@ -98,21 +101,39 @@ const NEW_IPC: i32 = libc::CLONE_NEWIPC;
 pub const NEW_PID: i32 = libc::CLONE_NEWPID;
 const NEW_NET: i32 = libc::CLONE_NEWNET;
 
-/// Files that name the sandbox to its own programs, where the image has none.
-fn names(hostname: &str) -> Result<Vec<Step>> {
-    let hosts = format!("127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost ip6-localhost ip6-loopback\n");
+/// Files that name the sandbox to its own programs, and say who resolves names for it.
+///
+/// A host name of its own stands beside its own address, so that a server bound to it is reached by neighbours of its group.
+fn names(cell: &Cell) -> Result<Vec<Step>> {
+    let hostname = &cell.hostname;
+    let mut hosts = String::new();
+    if cell.addresses.is_empty() {
+        hosts.push_str(&format!("127.0.0.1\tlocalhost {hostname}\n"));
+    } else {
+        hosts.push_str("127.0.0.1\tlocalhost\n");
+    }
+    hosts.push_str("::1\tlocalhost ip6-localhost ip6-loopback\n");
+    for address in &cell.addresses {
+        hosts.push_str(&format!("{address}\t{hostname}\n"));
+    }
+    let mut resolvers = String::new();
+    for address in &cell.nameservers {
+        resolvers.push_str(&format!("nameserver {address}\n"));
+    }
     let file = |name: &'static CStr, content: &str| -> Result<Step> {
         Ok(Step::File {
             root: Fd::Slot(slot::ROOT),
             parent: c"etc",
             name,
             text: text(content)?,
+            // An image's own would name neither this sandbox nor its resolver.
+            instead: !cell.addresses.is_empty(),
         })
     };
     Ok(vec![
         file(c"hostname", &format!("{hostname}\n"))?,
         file(c"hosts", &hosts)?,
-        file(c"resolv.conf", "")?,
+        file(c"resolv.conf", &resolvers)?,
     ])
 }
 
@@ -175,7 +196,7 @@ pub fn steps(cell: &Cell, trees: &Trees, boot_fd: i32) -> Result<Vec<Step>> {
             slot: slot::ROOT,
         },
     ];
-    steps.extend(names(&cell.hostname)?);
+    steps.extend(names(cell)?);
     steps.extend(sight::dev(cell.base, cell.shm_bytes));
     steps.extend(sight::sys(cell.user_fd));
     steps.extend(sight::proc());
@@ -235,6 +256,8 @@ mod tests {
             filter: Vec::new(),
             capabilities: 0,
             no_new_privileges: false,
+            addresses: Vec::new(),
+            nameservers: Vec::new(),
         }
     }
 

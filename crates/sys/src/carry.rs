@@ -245,11 +245,20 @@ impl Carrier {
         done
     }
 
-    fn file(&self, root: i32, parent: &CStr, name: &CStr, text: &CStr) -> Done {
+    fn file(&self, root: i32, parent: &CStr, name: &CStr, text: &CStr, instead: bool) -> Done {
         let dir = match openat2(root, parent, PATH_DIR, 0, RESOLVE_NO_SYMLINKS) {
             Err(libc::ENOENT) => return Ok(0),
             other => other?,
         };
+        if instead {
+            match sys(libc::SYS_unlinkat, [dir as usize, ptr(name), 0, 0, 0, 0]) {
+                Ok(_) | Err(libc::ENOENT | libc::EISDIR) => {}
+                Err(errno) => {
+                    close(dir);
+                    return Err(errno);
+                }
+            }
+        }
         let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let made = openat2(dir, name, flags, 0o644, RESOLVE_NO_SYMLINKS);
         close(dir);
@@ -318,7 +327,8 @@ impl Carrier {
                 parent,
                 name,
                 text,
-            } => self.file(self.fd(*root), parent, name, text),
+                instead,
+            } => self.file(self.fd(*root), parent, name, text, *instead),
             other => self.carry_self(other),
         }
     }

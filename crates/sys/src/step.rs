@@ -66,12 +66,13 @@ pub enum Step {
         path: &'static CStr,
         target: &'static CStr,
     },
-    /// Writes a file, unless there is anything under its name or its directory is missing.
+    /// Writes a file, unless its directory is missing. What is under its name stays, or with `instead` makes way, a directory apart.
     File {
         root: Fd,
         parent: &'static CStr,
         name: &'static CStr,
         text: CString,
+        instead: bool,
     },
     /// Writes "0" to a cgroup's `tasks`: moves this process, a single thread, there.
     Enlist { tasks: Fd },

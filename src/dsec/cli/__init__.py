@@ -24,6 +24,7 @@ CLIENT = {
     "cp": "copy files and trees to or from a sandbox",
     "ps": "list sandboxes, or the processes of one",
     "logs": "show a process's output",
+    "net": "show and set the network of a sandbox, and what it tried",
     "inspect": "show all about a sandbox",
     "stop": "stop sandboxes",
 }

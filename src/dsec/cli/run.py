@@ -8,6 +8,7 @@ import click
 from dsec.cli.answers import answer_json, fail, pairs, say
 from dsec.cli.connection import client_options, with_client
 from dsec.cli.exec import Command, perform
+from dsec.cli.netrules import RULE_HELP, network_rules
 from dsec.cli.terminal import is_terminal
 from dsec.model.errors import DSecError
 from dsec.model.spec import MountSpec
@@ -50,6 +51,9 @@ def _arguments(options: dict[str, Any]) -> DSecContainerRunArgs:
         cwd=options["cwd"],
         labels=pairs(options["label"], "--label"),
         job=options["job"],
+        network_rules=network_rules(options["network"]),
+        network_group=options["network_group"],
+        aliases=options["alias"],
         mounts=volumes + [_mount(text, "data") for text in options["data"]],
         hostname=options["hostname"],
         no_new_privileges=options["no_new_privileges"],
@@ -84,6 +88,9 @@ def _arguments(options: dict[str, Any]) -> DSecContainerRunArgs:
 @click.option("--job", help="The job it belongs to.")
 @click.option("--volume", multiple=True, metavar="NAME:/PATH[:ro]", help="A shared volume; may be repeated.")
 @click.option("--data", multiple=True, metavar="NAME:/PATH", help="A data layer, read-only; may be repeated.")
+@click.option("--network", multiple=True, metavar="RULE", help=RULE_HELP)
+@click.option("--network-group", help="A private network that it shares with the project's sandboxes that name it.")
+@click.option("--alias", multiple=True, help="A further name of it in its group; may be repeated.")
 @click.option("--hostname", help="Its host name.")
 @click.option("--no-new-privileges", is_flag=True, help="Set-uid files and file capabilities do nothing in it.")
 @click.option(

@@ -7,12 +7,14 @@ from dsec.edge.execution import Execution
 from dsec.edge.files import Files
 from dsec.edge.journal import Journal
 from dsec.edge.lifecycle import Lifecycle
+from dsec.edge.network.calls import NetworkHandlers
 from dsec.edge.operations import Operations, fingerprint_of
 from dsec.edge.ports import PortProxy
 from dsec.edge.processes import Processes
 from dsec.edge.resident import Resident
 from dsec.edge.routes import (
     FILE_ROUTES,
+    NETWORK_ROUTES,
     PORT_ROUTES,
     PROCESS_ROUTES,
     ROUTES,
@@ -118,4 +120,5 @@ def application(lifecycle: Lifecycle, operations: Operations, journal: Journal, 
     handlers |= bind(SESSION_ROUTES, Sessions(door, operations, execution, clock))
     handlers |= bind(FILE_ROUTES, Files(door, operations))
     handlers |= bind(PORT_ROUTES, PortProxy(door))
+    handlers |= bind(NETWORK_ROUTES, NetworkHandlers(door, operations))
     return App(ROUTES, handlers, clock, guard)

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from dsec.model.errors import Busy, RuntimeFailure
 from dsec.model.layers import Composition
+from dsec.model.network import NetworkInForce
 from dsec.model.plan import Handle
 from dsec.model.spec import SandboxSpec
 from dsec.model.views import SandboxEvent
@@ -24,7 +25,7 @@ from dsec.rules.oplog import Operation, Phase
 
 __all__ = ["Journal", "Row"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _COMPACT_ROWS = 200
 
 _BOOT = "CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL, offset REAL NOT NULL);"
@@ -47,6 +48,13 @@ CREATE TABLE operations (
 CREATE INDEX operations_kept ON operations (at) WHERE result IS NOT NULL;
 """
 
+_NETWORKS = """
+CREATE TABLE networks (sandbox TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE network_groups (number INTEGER PRIMARY KEY AUTOINCREMENT, project TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (project, name));
+"""
+# What a file of an earlier version lacks.
+_SINCE = {1: _BOOT + _NETWORKS, 2: _NETWORKS}
+
 _EVENT = (
     table.Requested | table.Mounted | table.Started | table.Failed | table.Died | table.StopAsked | table.Expired
     | table.Renewed | table.Killed | table.Unmounted | table.Stuck | table.Woken | table.Lost | table.Observed
@@ -56,6 +64,7 @@ _encode = msgspec.json.Encoder().encode
 _event_decoder: msgspec.json.Decoder[table.Event] = msgspec.json.Decoder(_EVENT)
 _spec_decoder = msgspec.json.Decoder(SandboxSpec)
 _composition_decoder = msgspec.json.Decoder(Composition)
+_network_decoder = msgspec.json.Decoder(NetworkInForce)
 _handle_decoder = msgspec.json.Decoder(Handle)
 _phases_decoder = msgspec.json.Decoder(dict[str, float])
 
@@ -125,9 +134,9 @@ class Journal:
     def _open_schema(self) -> None:
         [version] = self._db.execute("PRAGMA user_version").fetchone()
         if version == 0:
-            self._db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
-        elif version == 1:
-            self._db.executescript(f"BEGIN;{_BOOT}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+            self._db.executescript(f"BEGIN;{_SCHEMA}{_NETWORKS}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+        elif version in _SINCE:
+            self._db.executescript(f"BEGIN;{_SINCE[version]}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
         elif version != SCHEMA_VERSION:
             raise RuntimeFailure(f"{self._path} has journal version {version}; this edge reads {SCHEMA_VERSION}")
 
@@ -218,6 +227,28 @@ class Journal:
         """A sandbox's events in order, with their Unix seconds."""
         found = self._db.execute("SELECT body, at FROM events WHERE sandbox = ? ORDER BY sequence", (sandbox,))
         return [(_event_decoder.decode(body), at) for body, at in found]
+
+    def set_network(self, sandbox: str, network: NetworkInForce) -> None:
+        """What is in force for a sandbox from now on."""
+        with _typed():
+            self._db.execute(
+                "INSERT INTO networks VALUES (?,?) ON CONFLICT (sandbox) DO UPDATE SET body = excluded.body",
+                (sandbox, _encode(network)),
+            )
+
+    def network(self, sandbox: str) -> NetworkInForce | None:
+        """What was last in force for a sandbox; None for one that never had a network."""
+        found = self._db.execute("SELECT body FROM networks WHERE sandbox = ?", (sandbox,)).fetchone()
+        return None if found is None else _network_decoder.decode(found[0])
+
+    def group_number(self, project: str, name: str) -> int:
+        """The number of a project's group, the same one for ever: never 0, never another group's."""
+        with self._transaction():
+            self._db.execute("INSERT OR IGNORE INTO network_groups (project, name) VALUES (?,?)", (project, name))
+            found = self._db.execute(
+                "SELECT number FROM network_groups WHERE project = ? AND name = ?", (project, name)
+            ).fetchone()
+        return int(found[0])
 
     def row(self, sandbox: str) -> Row | None:
         """One sandbox, living or gone; None for one not known, or forgotten."""
@@ -319,7 +350,7 @@ class Journal:
             old = self._db.execute(
                 "SELECT id FROM sandboxes WHERE gone < ? ORDER BY gone LIMIT ?", (gone_before, _COMPACT_ROWS)
             ).fetchall()
-            for name in ("events", "operations"):
+            for name in ("events", "operations", "networks"):
                 self._db.executemany(f"DELETE FROM {name} WHERE sandbox = ?", old)
             self._db.executemany("DELETE FROM sandboxes WHERE id = ?", old)
             stale = self._db.execute(

@@ -11,11 +11,13 @@ from msgspec.structs import replace
 
 from dsec.edge.expiry import Expiry
 from dsec.edge.journal import Journal, Row
+from dsec.edge.network.networks import Networks
 from dsec.edge.operations import fingerprint_of
 from dsec.edge.resident import Resident, lost_error, view_of_row
 from dsec.edge.tasks import TaskSet
 from dsec.edge.timers import Timers
 from dsec.model.errors import Busy, Conflict, DSecError, ImageUnavailable, NotFound, RuntimeFailure, Unavailable
+from dsec.model.network import Link
 from dsec.model.outcome import End
 from dsec.model.plan import Aftermath, Capabilities, Identity, Limits, Plan
 from dsec.model.settings import check_positive, setting
@@ -59,6 +61,7 @@ class Parts(Struct, frozen=True):
     journal: Journal
     images: Images
     backends: Mapping[str, Backend]
+    networks: Networks
     clock: Clock
     timers: Timers
     tasks: TaskSet
@@ -66,7 +69,7 @@ class Parts(Struct, frozen=True):
     on_end: Callable[[str], Awaitable[None]] | None = None
 
 
-def plan_of(resident: Resident) -> Plan:
+def plan_of(resident: Resident, link: Link | None = None) -> Plan:
     """What its backend needs to start it."""
     spec = resident.row.spec
     layers, extra = resident.layers
@@ -81,7 +84,9 @@ def plan_of(resident: Resident) -> Plan:
     identity = Identity(
         hostname=spec.hostname or resident.id[:12], no_new_privileges=spec.no_new_privileges, qos=spec.qos
     )
-    return Plan(sandbox_id=resident.id, layers=tuple(layers), mounts=tuple(extra), limits=limits, identity=identity)
+    return Plan(
+        sandbox_id=resident.id, layers=tuple(layers), mounts=tuple(extra), limits=limits, identity=identity, link=link
+    )
 
 
 def _error_of(failure: BackendFailure) -> DSecError:
@@ -189,6 +194,7 @@ class Lifecycle:
             sandboxes=len(self.residents), memory_bytes=self.memory_committed, memory_available=available
         )
         admit(spec, self.offers, replace(self.room(), memory_bytes=total), committed)
+        self._on.networks.check(spec)
         composition = self._on.images.compose(spec.container_image, spec.workspace, spec.toolkits)
         now = round(self._on.clock.now(), 6)  # as exact as a cursor of the list
         row = Row(
@@ -413,6 +419,7 @@ class Lifecycle:
                 case table.Start():
                     return await self._start(resident, n)
                 case table.Kill():
+                    await self._on.networks.leave(resident.id)
                     if resident.handle is not None:
                         await resident.backend.stop(resident.handle)
                     return table.Killed(n)
@@ -447,10 +454,19 @@ class Lifecycle:
         waited = self._on.clock.monotonic()
         async with self._starts:
             resident.phases["queue"] = self._on.clock.monotonic() - waited
-            plan = plan_of(resident)
+            link = self._on.networks.link_of(resident)
+            plan = plan_of(resident, link)
             handle = resident.backend.reserve(plan)
             self._on.journal.owe(resident.id, handle)
             resident.handle = handle
-            started = await resident.backend.start(plan, handle)
+            if link is not None:
+                begun = self._on.clock.monotonic()
+                await self._on.networks.join(resident, resident.backend.slot(handle), link)
+                resident.phases["policy"] = self._on.clock.monotonic() - begun
+            try:
+                started = await resident.backend.start(plan, handle)
+            except BackendFailure:
+                await self._on.networks.leave(resident.id)
+                raise
         resident.phases.update(started.phases)
         return table.Started(n)

@@ -8,10 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from msgspec.structs import replace
+
 from dsec.edge.api import application
 from dsec.edge.journal import Journal
 from dsec.edge.lifecycle import Lifecycle, LifecycleSettings, Parts
 from dsec.edge.listing import Listing
+from dsec.edge.network.networks import NetworkParts, Networks
+from dsec.edge.network.settings import NetworkSettings
 from dsec.edge.operations import Operations, OperationSettings
 from dsec.edge.pulse import Pulse, PulseSettings
 from dsec.edge.recovery import recover
@@ -22,6 +26,7 @@ from dsec.kernel.boot import boot_id
 from dsec.kernel.memory import host_memory
 from dsec.model.ids import RANDOM_BYTES, SandboxAddress, encode_sandbox_id
 from dsec.model.outcome import End
+from dsec.model.plan import Capabilities
 from dsec.model.settings import check_positive, setting
 from dsec.model.spec import SandboxSpec
 from dsec.model.views import ListQuery, Page, SandboxState, SandboxView
@@ -86,10 +91,17 @@ class _FreshMemory:
 
 
 class Node:
-    """`boot`: the id of this boot of the host, None: as the kernel says. Enter it: it opens its backends, rebuilds itself from its journal, and serves until it is left. Leaving stops the edge,
-    not its sandboxes, which the next start takes over; `stop_all` ends them."""
+    """Enter it: it opens its backends, rebuilds itself from its journal, and serves until it is left. Leaving stops the edge,
+    not its sandboxes, which the next start takes over; `stop_all` ends them. `network`: what its sandboxes' networks stand on. `boot`: the id of
+    this boot of the host, None: as the kernel says."""
 
-    def __init__(self, foundation: Foundation, settings: NodeSettings, boot: str | None = None) -> None:
+    def __init__(
+        self,
+        foundation: Foundation,
+        settings: NodeSettings,
+        network: NetworkParts | None = None,
+        boot: str | None = None,
+    ) -> None:
         self._on = foundation
         self._settings = settings
         self._journal = Journal(foundation.directory / "journal.db")
@@ -102,11 +114,14 @@ class Node:
         self._tasks = TaskSet(clock)
         self.timers = Timers(clock)
         self._epoch = self._journal.next_epoch()
+        parts = network or NetworkParts(fabric=None, gate=None, services={}, settings=NetworkSettings())
+        self.networks = Networks(parts, self._journal, clock, self._tasks)
         self.lifecycle = Lifecycle(
             Parts(
                 journal=self._journal,
                 images=foundation.images,
                 backends=foundation.backends,
+                networks=self.networks,
                 clock=clock,
                 timers=self.timers,
                 tasks=self._tasks,
@@ -124,11 +139,13 @@ class Node:
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
+        await self.networks.open()
         for backend in self._on.backends.values():
             await backend.open()
-        self.lifecycle.offers = {kind: backend.offers for kind, backend in self._on.backends.items()}
+        self.lifecycle.offers = {kind: self._offered(backend) for kind, backend in self._on.backends.items()}
         self._tasks.spawn(self.timers.run(), "deadlines")
         taken, undone = await recover(self.lifecycle, self.lifecycle.parts, rebooted=self._rebooted)
+        await self.networks.settle()
         self._journal.keep_boot(self._boot, self.clock.offset)
         if taken or undone:
             _log.info("epoch %d: took over %d sandboxes, undoing %d", self._epoch, taken, undone)
@@ -136,6 +153,13 @@ class Node:
         self._compact_later()
         self._healthy = True
         return self
+
+    def _offered(self, backend: Backend) -> Capabilities:
+        """What a backend offers here: rules of networks only where the node's network is open too."""
+        offers = backend.offers
+        if not offers.network or not self.networks.why_not:
+            return offers
+        return replace(offers, network=False, why_not={**offers.why_not, "network": self.networks.why_not})
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -146,6 +170,7 @@ class Node:
             await self._tasks.__aexit__(None, None, None)
         finally:
             self._operations.flush()
+            await self.networks.close()
             for backend in self._on.backends.values():
                 await backend.close()
             self._journal.close()

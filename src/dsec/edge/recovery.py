@@ -66,6 +66,8 @@ async def _recover_one(
     if event_or_none is not None:
         lifecycle.feed(resident, event_or_none)
         return False
+    if resident.handle is not None:
+        await parts.networks.adopt(resident, backend.slot(resident.handle))
     lifecycle.running(resident)
     return True
 

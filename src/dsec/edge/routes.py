@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from dsec.edge import files, processes
+from dsec.edge.network import calls
 from dsec.model.errors import (
     Busy,
     CommandNotExecutable,
@@ -16,6 +17,7 @@ from dsec.model.errors import (
     Unavailable,
     Unsupported,
 )
+from dsec.model.network import Flow, NetworkChange, NetworkView
 from dsec.model.outcome import ExecResult
 from dsec.model.plan import Usage
 from dsec.model.views import (
@@ -34,6 +36,7 @@ from dsec.web import OCTETS, TAR, Route
 
 __all__ = [
     "FILE_ROUTES",
+    "NETWORK_ROUTES",
     "PORT_ROUTES",
     "PROCESS_ROUTES",
     "ROUTES",
@@ -146,4 +149,13 @@ PORT_ROUTES = (
           permission=_USE, errors=_GONE, tag="ports"),
 )  # fmt: skip
 
-ROUTES = SANDBOX_ROUTES + PROCESS_ROUTES + SESSION_ROUTES + FILE_ROUTES + PORT_ROUTES
+NETWORK_ROUTES = (
+    Route(name="get_network", method="GET", path=f"{_ID}/network", summary="The network rules in force, as asked and as enforced.",
+          answer=NetworkView, permission=_READ, errors=(*_GONE, Unavailable), tag="network"),
+    Route(name="set_network", method="PUT", path=f"{_ID}/network", summary="Put other rules, or a phase, in force at once.",
+          body=NetworkChange, answer=NetworkView, permission=_USE, errors=(*_ACTS, Unsupported, Unavailable), acts=True, tag="network"),
+    Route(name="network_log", method="GET", path=f"{_ID}/network/log", summary="The newest allowed and refused flows, oldest first.",
+          query=calls.LogQuery, answer=list[Flow], permission=_READ, errors=_GONE, tag="network"),
+)  # fmt: skip
+
+ROUTES = SANDBOX_ROUTES + PROCESS_ROUTES + SESSION_ROUTES + FILE_ROUTES + PORT_ROUTES + NETWORK_ROUTES

@@ -47,6 +47,7 @@ class Extra(msgspec.Struct, frozen=True):
 class CellPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What differs from sandbox to sandbox. `layers`: directories of mounted layers, lowest first. `writable`: directory
     with `upper` and `work`. `views`: what of the kernel is shown from which file (see kernel.sights). `listener`: descriptor of aether's listening socket. Sizes in bytes.
+    `addresses`: its own beside the loopback's, with which /etc/hosts names it; `nameservers`: for /etc/resolv.conf.
     """
 
     hostname: str
@@ -57,6 +58,8 @@ class CellPlan(msgspec.Struct, frozen=True, kw_only=True):
     shm_bytes: int
     listener: int
     no_new_privileges: bool
+    addresses: tuple[str, ...] = ()
+    nameservers: tuple[str, ...] = ()
 
 
 class Launched(msgspec.Struct, frozen=True):
@@ -94,6 +97,8 @@ class _Cell(msgspec.Struct, frozen=True, kw_only=True):
     filter: bytes
     capabilities: int
     no_new_privileges: bool
+    addresses: tuple[str, ...]
+    nameservers: tuple[str, ...]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -150,5 +155,7 @@ class Launcher:
             filter=self._filter,
             capabilities=capability_bits(),
             no_new_privileges=plan.no_new_privileges,
+            addresses=plan.addresses,
+            nameservers=plan.nameservers,
         )
         return Launched(*from_kernel(_native.launch)(_encode(cell)))

@@ -5,8 +5,8 @@ from typing import Literal
 from msgspec import Struct
 
 __all__ = [
-    "Address", "Allow", "Flow", "MirrorKind", "MirrorRule", "NameRule", "NetLimits", "NetworkAnswer", "NetworkRule",
-    "NetworkRules", "NetworkValue", "Policy", "Protocol", "Service", "Verdict", "Via",
+    "Address", "Allow", "Flow", "Link", "MirrorKind", "MirrorRule", "NameRule", "NetCounts", "NetLimits", "NetworkAnswer", "NetworkChange",
+    "NetworkInForce", "NetworkRule", "NetworkRules", "NetworkValue", "NetworkView", "Policy", "Protocol", "Service", "Verdict", "Via",
 ]  # fmt: skip
 
 Protocol = Literal["tcp", "udp", "icmp", "any"]
@@ -143,3 +143,55 @@ class NetworkAnswer(Struct, frozen=True, kw_only=True):
     rule: NameRule
     addresses: tuple[str, ...]
     seconds: float
+
+
+class Link(Struct, frozen=True, kw_only=True):
+    """What a sandbox begins with: its policy, and the number of its group (0: none)."""
+
+    policy: Policy
+    group: int = 0
+
+
+class NetworkChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Other rules for a sandbox that has a network: exactly one of `rules`, all that is allowed from now on, and `phase`, a name of its
+    network_phases."""
+
+    rules: NetworkRules | None = None
+    phase: str | None = None
+
+
+class NetworkInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the journal keeps of a sandbox's network: the rules and phase last asked for, and why all is refused instead ("" if not)."""
+
+    rules: NetworkRules
+    phase: str | None = None
+    refused: str = ""
+
+
+class NetCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Counts since the sandbox began or the node's server did, whichever is later. Bytes are of flows that have ended."""
+
+    allowed: int = 0
+    refused: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+
+
+class NetworkView(Struct, frozen=True, kw_only=True):
+    """The network of a sandbox now. `rules` are those in force as they were asked for, None for a sandbox without a network; `refused`: why
+    everything is refused whatever the rules say, "" where it is not. `allows`: what the kernel's maps hold, answers of names in use
+    included. `v4`, `v6`: the sandbox's addresses.
+    """
+
+    rules: NetworkRules | None
+    phase: str | None = None
+    phases: tuple[str, ...] = ()
+    limits: NetLimits = NetLimits()
+    group: str | None = None
+    aliases: tuple[str, ...] = ()
+    v4: str = ""
+    v6: str = ""
+    allows: tuple[Allow, ...] = ()
+    names: tuple[NameRule, ...] = ()
+    counts: NetCounts = NetCounts()
+    refused: str = ""

@@ -5,6 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from dsec.model.network import Link
 from dsec.model.spec import BackendKind
 
 __all__ = [
@@ -47,13 +48,15 @@ class Identity(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """All that a backend needs to start one sandbox. `layers`: lowest first. `mounts`: volumes and data layers."""
+    """All that a backend needs to start one sandbox. `layers`: lowest first. `mounts`: volumes and data layers. `link`: its network beside
+    the loopback, None for none."""
 
     sandbox_id: str
     layers: tuple[Mount, ...]
     mounts: tuple[Mount, ...]
     limits: Limits
     identity: Identity
+    link: Link | None = None
 
 
 class Handle(Struct, frozen=True, kw_only=True):

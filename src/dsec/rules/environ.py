@@ -1,6 +1,6 @@
 """The environment, directory and user that a command gets: image, then sandbox, then call, the later winning.
 
-env: the image's, the sandbox's `env` over it, the call's `env` over both; PATH and HOME are given where none of them has it
+env: the image's, what tools need to find the mirrors of allowed services, the sandbox's `env` over it, the call's `env` over all; PATH and HOME are given where none of them has it
 (HOME is `/root` for root; otherwise aether sets it from the sandbox's passwd file and falls back to `/`). cwd: the call's,
 else the sandbox's, else the image's WORKDIR, else `/`; only WORKDIR and the sandbox's are created when they are missing. user:
 the call's, else the sandbox's `init_user`, else the image's USER, else root.
@@ -31,12 +31,13 @@ class Surroundings(Struct, frozen=True):
     user: str
 
 
-def surroundings(config: ImageConfig, spec: SandboxSpec) -> Surroundings:
-    """The surroundings of a sandbox of an image with `config`."""
+def surroundings(config: ImageConfig, spec: SandboxSpec, mirrors: Mapping[str, str] | None = None) -> Surroundings:
+    """The surroundings of a sandbox of an image with `config`. `mirrors`: variables by which tools find mirrors."""
     env: dict[str, str] = {"PATH": DEFAULT_PATH}
     for entry in config.env:
         key, _, value = entry.partition("=")
         env[key] = value
+    env.update(mirrors or {})
     env.update(spec.env)
     user = spec.init_user or config.user or "0"
     if "HOME" not in env and user.partition(":")[0] in ("0", "root"):

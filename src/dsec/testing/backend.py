@@ -17,6 +17,7 @@ from dsec.model.views import ImageView
 from dsec.ports.backend import BackendFailure, Started
 from dsec.ports.clock import Clock
 from dsec.testing.agent import FakeAgent
+from dsec.testing.network import FakeFabric
 
 __all__ = ["FakeBackend", "FakeCell", "FakeImages", "FakeKernel", "Trouble"]
 
@@ -51,11 +52,13 @@ class FakeCell:
 
 
 class FakeKernel:
-    """What exists, by sandbox id. `most`: the most cells there ever were."""
+    """What exists, by sandbox id. `most`: the most cells there ever were. `fabric`: its network, None for none."""
 
     def __init__(self) -> None:
         self.cells: dict[str, FakeCell] = {}
+        self.slots: dict[str, int] = {}
         self.most = 0
+        self.fabric: FakeFabric | None = None
 
 
 class FakeBackend:
@@ -70,11 +73,12 @@ class FakeBackend:
         self.stop_failures = 0
         self.start_delay = 0.0
         self.started = 0
+        self._slots = kernel.slots
 
     @property
     def offers(self) -> Capabilities:
-        """Available, and nothing more."""
-        return Capabilities(backend=self._kind, available=True)
+        """Available, with the network that the kernel has."""
+        return Capabilities(backend=self._kind, available=True, network=self._kernel.fabric is not None)
 
     async def open(self) -> None:
         """Nothing to do."""
@@ -84,7 +88,13 @@ class FakeBackend:
 
     def reserve(self, plan: Plan) -> Handle:
         """The handle names the sandbox."""
+        if plan.link is not None:
+            self._slots[plan.sandbox_id] = len(self._slots)
         return Handle(backend=self._kind, state=plan.sandbox_id.encode())
+
+    def slot(self, handle: Handle) -> int | None:
+        """A number of its own for each sandbox that was reserved with a link."""
+        return self._slots.get(handle.state.decode())
 
     def cell(self, handle: Handle) -> FakeCell | None:
         """What the kernel has of it."""
@@ -99,6 +109,10 @@ class FakeBackend:
         cell.broken = True
         self._kernel.cells[plan.sandbox_id] = cell
         self._kernel.most = max(self._kernel.most, len(self._kernel.cells))
+        slot = self._slots.get(plan.sandbox_id)
+        if plan.link is not None and self._kernel.fabric is not None and slot is not None:
+            self._kernel.fabric.link(slot, -1)
+            self._kernel.fabric.apply(slot, plan.link.policy.allows, plan.link.policy.limits, plan.link.group)
         if trouble is Trouble.HANG:
             await asyncio.Event().wait()
         if self.start_delay:
@@ -139,6 +153,9 @@ class FakeBackend:
             self.stop_failures -= 1
             raise BackendFailure("planted", aftermath=Aftermath.BROKEN, end=End.RUNTIME)
         cell = self._kernel.cells.pop(handle.state.decode(), None)
+        slot = self.slot(handle)
+        if slot is not None and self._kernel.fabric is not None:
+            self._kernel.fabric.unlink(slot)
         if cell is not None:
             cell.agent.die()
 

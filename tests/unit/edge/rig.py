@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from dsec.edge.lifecycle import LifecycleSettings
+from dsec.edge.network.networks import NetworkParts
+from dsec.edge.network.settings import NetworkSettings
 from dsec.edge.node import Foundation, Node, NodeSettings
 from dsec.edge.operations import OperationSettings
 from dsec.edge.tasks import TaskSet
+from dsec.model.network import Service
 from dsec.model.spec import SandboxSpec
 from dsec.model.views import SandboxView
 from dsec.ports.cluster import Principal
@@ -17,9 +20,15 @@ from dsec.testing.agent import FakeAgent
 from dsec.testing.asgi import AsgiClient
 from dsec.testing.backend import FakeBackend, FakeCell, FakeImages, FakeKernel
 from dsec.testing.clock import VirtualClock
+from dsec.testing.network import FakeFabric, FakeGate
 
 GIB = 1 << 30
 SPEC = SandboxSpec(container_image="base", memory_limit_mb=256)
+SERVICES = {
+    "pypi": Service(name="pypi", mirror="pypi", port=3141, hosts=("index.test",), env={"PIP_INDEX_URL": "{mirror}/simple/"}),
+    "debian": Service(name="debian", hosts=("deb.test",), ports=(80, 443)),
+    "npm": Service(name="npm", mirror="npm", port=3142, why_not="no npm is installed"),
+}  # fmt: skip
 PRINCIPAL = Principal(name="tester", project="root/team", permissions=frozenset({"sandbox.read", "sandbox.use"}))
 
 
@@ -35,6 +44,7 @@ class Rig:
         self.backend = backend
         self.images = images
         self.ended: list[str] = []
+        self.gate = FakeGate()
         self.client = AsgiClient(node.api, PRINCIPAL)
 
     async def create(self, spec: SandboxSpec = SPEC, key: str | None = None, project: str = "root/team") -> SandboxView:
@@ -87,6 +97,7 @@ async def running(
     tasks: TaskSet | None = None,
     grace: float = 0.01,
     boot: str = "boot-1",
+    network: tuple[FakeFabric, FakeGate] | None = None,
     **lifecycle: Any,
 ) -> AsyncIterator[Rig]:
     """A node on `directory`; give the same kernel, clock and tasks again for the next start of the same node."""
@@ -96,6 +107,12 @@ async def running(
         images = FakeImages(clock)
         backend = FakeBackend(kernel, tasks or own)
         ended: list[str] = []
+        parts = None
+        if network is not None:
+            kernel.fabric, gate = network
+            parts = NetworkParts(
+                fabric=kernel.fabric, gate=gate, services=SERVICES, settings=NetworkSettings(), credentials=frozenset({"token"})
+            )  # fmt: skip
 
         async def on_end(sandbox_id: str) -> None:
             ended.append(sandbox_id)
@@ -113,9 +130,11 @@ async def running(
         settings = NodeSettings(
             lifecycle=LifecycleSettings(**lifecycle), operations=OperationSettings(grace=grace, kept_stream_kib=1)
         )
-        node = Node(foundation, settings, boot)
+        node = Node(foundation, settings, parts, boot)
         clock.listeners.append(node.timers.poke)
         async with node:
             rig = Rig(node, clock, kernel, backend, images)
             rig.ended = ended
+            if network is not None:
+                rig.gate = network[1]
             yield rig

@@ -14,7 +14,7 @@ import dsec.sync
 ROOT = Path(__file__).resolve().parents[3]
 PUBLIC = """
 Busy CommandFailed CommandNotExecutable CommandNotFound Conflict DSecClient DSecContainerRunArgs DSecError DeadlineExceeded
-End FileEvent FileView Files HttpResponse ImageUnavailable ImageView InfraError Interrupted InvalidArgument LimitReached Me MountSpec
+End FileEvent FileView Files Flow HttpResponse ImageUnavailable ImageView InfraError Interrupted InvalidArgument LimitReached Me MountSpec NetLimits NetworkRule NetworkView
 NotFound Outcome Output PermissionDenied Process ProcessView Pty QuotaExceeded Refusal RequestError Result RuntimeFailure
 Sandbox SandboxEnd SandboxEvent SandboxFailed SandboxLost SandboxState SandboxView Session SessionView TaskError TooLarge Transfer
 Unauthenticated Unavailable Unsupported Usage sync
@@ -22,7 +22,7 @@ Unauthenticated Unavailable Unsupported Usage sync
 
 METHODS = {
     "DSecClient": "close get image images me open run_container run_containers sandboxes stop_many",
-    "Sandbox": "attach events exec files http id info metrics open_session phases processes renew run_shell sessions start stop view",
+    "Sandbox": "attach events exec files http id info metrics net_log network open_session phases processes renew run_shell sessions set_network_rules set_phase start stop view",
     "Process": "close_stdin detach id info resize signal stop stream view wait write",
     "Session": "close id run view",
     "Files": "download exists list mkdir move read read_stream read_text remove stat upload watch write write_text",
@@ -35,7 +35,7 @@ def public(kind: type) -> set[str]:
 
 REQUEST_ID = {
     "DSecClient": "run_container run_containers stop_many",
-    "Sandbox": "exec open_session renew run_shell start",
+    "Sandbox": "exec open_session renew run_shell set_network_rules set_phase start",
     "Process": "signal",
     "Session": "run",
     "Files": "mkdir move remove write",

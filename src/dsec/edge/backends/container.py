@@ -8,28 +8,31 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC, ESRCH
+from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENODEV, ENOMEM, ENOSPC, ESRCH
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from dsec.edge.backends.cell import cell_plan, is_first
 from dsec.kernel.cgroup import Cgroups, GroupLimits, choose_cgroups
 from dsec.kernel.errors import KernelError, kernel_op
-from dsec.kernel.launch import CellPlan, Extra, Launched, Launcher
+from dsec.kernel.launch import Launched, Launcher
 from dsec.kernel.namespaces import NamespacePool
 from dsec.kernel.pool import Pool
 from dsec.kernel.sights import Sights
 from dsec.kernel.uids import Slots, agent_id, slot_of_agent
 from dsec.model.aether import VERSION, HelloReply, HelloRequest
 from dsec.model.errors import DSecError
+from dsec.model.network import Link
 from dsec.model.outcome import End
 from dsec.model.plan import Aftermath, Capabilities, Handle, Life, Plan, Usage
 from dsec.model.settings import check_positive, setting
 from dsec.ports.agent import Agent
 from dsec.ports.backend import BackendFailure, Started
 from dsec.ports.clock import Clock
+from dsec.ports.network import Fabric
 
 __all__ = ["Container", "ContainerOptions", "ContainerSettings"]
 
@@ -71,11 +74,13 @@ class ContainerSettings(ContainerOptions):
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
-    """What a handle says. Every other name follows from `name`: groups, subvolume and socket are called by it."""
+    """What a handle says. Every other name follows from `name`: groups, subvolume and socket are called by it. `linked`: the
+    fabric has, or may have, something of its slot."""
 
     version: int
     name: str
     slot: int
+    linked: bool = False
 
 
 class _Alive:
@@ -93,12 +98,16 @@ _decode = msgspec.msgpack.Decoder(_State).decode
 
 
 class Container:
-    """Backend of kind `container`. `connect`: makes the agent's client of a socket path."""
+    """Backend of kind `container`. `connect`: makes the agent's client of a socket path. `fabric`: links sandboxes; opened and
+    closed by who gives it."""
 
-    def __init__(self, settings: ContainerSettings, clock: Clock, connect: Callable[[str], Agent]) -> None:
+    def __init__(
+        self, settings: ContainerSettings, clock: Clock, connect: Callable[[str], Agent], fabric: Fabric | None = None
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._connect = connect
+        self._fabric = fabric
         self._run = settings.state / "run"
         node = "dsec-" + sha256(str(settings.state).encode()).hexdigest()[:8]
         self._groups: Cgroups = choose_cgroups(node)
@@ -129,12 +138,12 @@ class Container:
         return Capabilities(
             backend="container",
             available=True,
+            network=self._fabric is not None,
             why_not={
                 "pause": later,
                 "snapshot": later,
                 "fork": later,
                 "show": "a container has no screen",
-                "network": later,
             },
         )
 
@@ -192,7 +201,12 @@ class Container:
             slot = self._namespaces.take_slot(plan.sandbox_id)
         except KernelError as error:
             raise _failure(error, Aftermath.UNTOUCHED) from error
-        return Handle(backend="container", state=_encode(_State(_HANDLE_VERSION, plan.sandbox_id, slot)))
+        state = _State(_HANDLE_VERSION, plan.sandbox_id, slot, plan.link is not None)
+        return Handle(backend="container", state=_encode(state))
+
+    def slot(self, handle: Handle) -> int | None:
+        state = _opened(handle)
+        return state.slot if state.linked else None
 
     async def start(self, plan: Plan, handle: Handle) -> Started:
         state = _opened(handle)
@@ -242,6 +256,9 @@ class Container:
         namespaces = self._namespaces.namespaces(state.slot, name)
         try:
             joined = now()
+            if plan.link is not None:
+                self._link(plan.link, state.slot, namespaces.net)
+            wired = now()
             limits = GroupLimits(plan.limits.memory_bytes, plan.limits.cpu_cores, plan.limits.pids, plan.identity.qos)
             groups = self._groups.create(name, limits, agent_id(state.slot))
             try:
@@ -250,18 +267,35 @@ class Container:
                 written = now()
                 with self._listen(name) as listener:
                     views = self._sights.of(plan.limits.memory_bytes, plan.limits.cpu_cores)
-                    launched = launcher.launch(_cell(plan, writable, views, listener.fileno()), namespaces, groups)
+                    cell = cell_plan(plan, writable, views, listener.fileno(), self._addresses(state))
+                    launched = launcher.launch(cell, namespaces, groups)
             finally:
                 groups.close()
         finally:
             namespaces.close()
         phases = {
             "namespaces": joined - begun,
-            "groups": grouped - joined,
+            "groups": grouped - wired,
             "rootfs": written - grouped + launched.rootfs,
             "launch": now() - written - launched.rootfs,
         }
+        if plan.link is not None:
+            phases["link"] = wired - joined
         return launched, phases
+
+    def _link(self, link: Link, slot: int, netns: int) -> None:
+        """A device for the sandbox and its policy, before any of its processes exists."""
+        if self._fabric is None:
+            raise KernelError("link", "no fabric", ENODEV)
+        self._fabric.link(slot, netns)
+        self._fabric.apply(slot, link.policy.allows, link.policy.limits, link.group)
+
+    def _addresses(self, state: _State) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """A linked sandbox's own addresses, and those of its resolver."""
+        if self._fabric is None or not state.linked:
+            return (), ()
+        own = self._fabric.address(state.slot)
+        return (own.v4, own.v6), (self._fabric.gateway_v4, self._fabric.gateway_v6)
 
     def _listen(self, name: str) -> socket.socket:
         with kernel_op("bind", name):
@@ -320,7 +354,7 @@ class Container:
             except ProcessLookupError:
                 continue
             # Still in the group after the descriptor was opened: the number was not taken by another meanwhile.
-            if _is_first(pid) and pid in self._groups.processes(state.name):
+            if is_first(pid) and pid in self._groups.processes(state.name):
                 return pid, pidfd
             os.close(pidfd)
         return None
@@ -393,6 +427,8 @@ class Container:
             os.close(alive.pidfd)
 
     def _remove(self, state: _State) -> None:
+        if state.linked and self._fabric is not None:
+            self._fabric.unlink(state.slot)
         self._groups.remove(state.name)
         self._pool.delete(state.name)
         with kernel_op("unlink", state.name), suppress(FileNotFoundError):
@@ -434,28 +470,6 @@ def _opened(handle: Handle) -> _State:
         detail = f"a handle of {handle.backend} version {state.version}"
         raise BackendFailure(detail, aftermath=Aftermath.BROKEN, end=End.INTERNAL)
     return state
-
-
-def _cell(plan: Plan, writable: Path, views: tuple[tuple[str, str], ...], listener: int) -> CellPlan:
-    return CellPlan(
-        hostname=plan.identity.hostname,
-        layers=tuple(mount.source for mount in plan.layers),
-        writable=str(writable),
-        extras=tuple(Extra(mount.source, mount.target, mount.read_only) for mount in plan.mounts),
-        views=views,
-        shm_bytes=plan.limits.shm_bytes,
-        listener=listener,
-        no_new_privileges=plan.identity.no_new_privileges,
-    )
-
-
-def _is_first(pid: int) -> bool:
-    """True for the first process of a PID namespace of its own."""
-    with kernel_op("read", f"/proc/{pid}/status"), suppress(FileNotFoundError, ProcessLookupError):
-        for line in Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines():
-            if line.startswith("NSpid:"):
-                return line.split()[-1] == "1" and len(line.split()) > 2
-    return False
 
 
 def _failure(error: KernelError, aftermath: Aftermath) -> BackendFailure:

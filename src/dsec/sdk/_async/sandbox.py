@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dsec.model.errors import InvalidArgument, TooLarge
+from dsec.model.network import Flow, NetworkChange, NetworkRule, NetworkView, Verdict
 from dsec.model.outcome import ExecResult
 from dsec.model.plan import Usage
 from dsec.model.views import ExecRequest, ProcessView, PtySize, SandboxEvent, SandboxView, SessionRequest, SessionView
@@ -14,6 +15,7 @@ from dsec.sdk._async.files import Files
 from dsec.sdk._async.process import Process
 from dsec.sdk._async.session import Session
 from dsec.sdk._async.transport import MARGIN, PROXIED, Transport, path_of
+from dsec.sdk.arguments import rules_of
 from dsec.sdk.pending import PENDING_SANDBOX, refusing
 from dsec.sdk.records import HttpResponse
 from dsec.sdk.results import checked
@@ -27,6 +29,8 @@ _result = msgspec.json.Decoder(ExecResult)
 _view = msgspec.json.Decoder(SandboxView)
 _usage = msgspec.json.Decoder(Usage)
 _events = msgspec.json.Decoder(list[SandboxEvent])
+_network = msgspec.json.Decoder(NetworkView)
+_flows = msgspec.json.Decoder(list[Flow])
 _process = msgspec.json.Decoder(ProcessView)
 _processes = msgspec.json.Decoder(list[ProcessView])
 _session = msgspec.json.Decoder(SessionView)
@@ -260,6 +264,33 @@ class Sandbox:
                     continue
                 received[key] = f"{received[key]}, {value}" if key in received else value
             return HttpResponse(status=response.status, headers=received, content=bytes(content))
+
+    async def network(self) -> NetworkView:
+        """The network rules in force, as they were asked for and as the kernel has them. Raises SandboxLost and Unavailable."""
+        return await self._transport.call("GET", self._path("network"), _network)
+
+    async def set_network_rules(
+        self, rules: Mapping[str, bool | NetworkRule | Sequence[NetworkRule]], *, request_id: str | None = None
+    ) -> NetworkView:
+        """Put exactly `rules` in force, when this returns for flows that there are too.
+
+        Raises InvalidArgument and Unsupported, and then nothing has changed; Unsupported also for a sandbox created with
+        network_rules=None. Raises Unavailable where it failed: then everything is refused until a later call succeeds.
+        """
+        return await self._change_network(NetworkChange(rules=rules_of(rules, "network_rules")), request_id)
+
+    async def set_phase(self, phase: str, *, request_id: str | None = None) -> NetworkView:
+        """Put the rules of one of its network_phases in force; all else as in set_network_rules."""
+        return await self._change_network(NetworkChange(phase=phase), request_id)
+
+    async def _change_network(self, change: NetworkChange, request_id: str | None) -> NetworkView:
+        return await self._transport.call(
+            "PUT", self._path("network"), _network, body=_encode(change), request_id=request_id
+        )
+
+    async def net_log(self, *, limit: int = 1000, verdict: Verdict | None = None) -> list[Flow]:
+        """The newest `limit` flows of those kept, oldest first. `pid` and `comm` are what the program in the sandbox said of itself."""
+        return await self._transport.call("GET", self._path("network", "log", limit=limit, verdict=verdict), _flows)
 
     async def info(self) -> SandboxView:
         """The sandbox as it is now. Raises NotFound once the platform has forgotten it."""

@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import dsec.sdk._async.sandbox as _async
+from dsec.model.network import Flow, NetworkRule, NetworkView, Verdict
 from dsec.model.outcome import ExecResult
 from dsec.model.plan import Usage
 from dsec.model.views import ProcessView, PtySize, SandboxEvent, SandboxView
@@ -159,6 +160,31 @@ class Sandbox:
         NotFound where nothing listens; an error status of the server inside is an answer, not an error.
         """
         return self._portal.run(self._inner.http(port, method, path, headers=headers, body=body, timeout=timeout, limit=limit))
+
+    def network(self) -> NetworkView:
+        """The network rules in force, as they were asked for and as the kernel has them. Raises SandboxLost and Unavailable."""
+        return self._portal.run(self._inner.network())
+
+    def set_network_rules(
+        self,
+        rules: Mapping[str, bool | NetworkRule | Sequence[NetworkRule]],
+        *,
+        request_id: str | None = None,
+    ) -> NetworkView:
+        """Put exactly `rules` in force, when this returns for flows that there are too.
+
+        Raises InvalidArgument and Unsupported, and then nothing has changed; Unsupported also for a sandbox created with
+        network_rules=None. Raises Unavailable where it failed: then everything is refused until a later call succeeds.
+        """
+        return self._portal.run(self._inner.set_network_rules(rules, request_id=request_id))
+
+    def set_phase(self, phase: str, *, request_id: str | None = None) -> NetworkView:
+        """Put the rules of one of its network_phases in force; all else as in set_network_rules."""
+        return self._portal.run(self._inner.set_phase(phase, request_id=request_id))
+
+    def net_log(self, *, limit: int = 1000, verdict: Verdict | None = None) -> list[Flow]:
+        """The newest `limit` flows of those kept, oldest first. `pid` and `comm` are what the program in the sandbox said of itself."""
+        return self._portal.run(self._inner.net_log(limit=limit, verdict=verdict))
 
     def info(self) -> SandboxView:
         """The sandbox as it is now. Raises NotFound once the platform has forgotten it."""

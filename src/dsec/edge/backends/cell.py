@@ -1,0 +1,41 @@
+"""From a plan of the platform to the launcher's, and how a first process is known."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from dsec.kernel.errors import kernel_op
+from dsec.kernel.launch import CellPlan, Extra
+from dsec.model.plan import Plan
+
+__all__ = ["cell_plan", "is_first"]
+
+
+def cell_plan(
+    plan: Plan,
+    writable: Path,
+    views: tuple[tuple[str, str], ...],
+    listener: int,
+    addresses: tuple[tuple[str, ...], tuple[str, ...]],
+) -> CellPlan:
+    """The launcher's plan. `addresses`: the sandbox's own, and its resolver's."""
+    return CellPlan(
+        hostname=plan.identity.hostname,
+        addresses=addresses[0],
+        nameservers=addresses[1],
+        layers=tuple(mount.source for mount in plan.layers),
+        writable=str(writable),
+        extras=tuple(Extra(mount.source, mount.target, mount.read_only) for mount in plan.mounts),
+        views=views,
+        shm_bytes=plan.limits.shm_bytes,
+        listener=listener,
+        no_new_privileges=plan.identity.no_new_privileges,
+    )
+
+
+def is_first(pid: int) -> bool:
+    """True for the first process of a PID namespace of its own."""
+    with kernel_op("read", f"/proc/{pid}/status"), suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines():
+            if line.startswith("NSpid:"):
+                return line.split()[-1] == "1" and len(line.split()) > 2
+    return False
