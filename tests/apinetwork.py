@@ -16,7 +16,7 @@ TRIED = Flow(
 
 
 def network_routes(sandboxes: Mapping[str, SandboxView]) -> list[web.RouteDef]:
-    """GET and PUT of the rules of `sandboxes`, and a log with one refused flow."""
+    """GET and PUT of the rules of `sandboxes`, a log with one refused flow, and tunnels that tell back what they hear."""
     changed: dict[str, NetworkRules | None] = {}
 
     async def network(request: web.Request) -> web.Response:
@@ -30,7 +30,19 @@ def network_routes(sandboxes: Mapping[str, SandboxView]) -> list[web.RouteDef]:
     async def log(request: web.Request) -> web.Response:
         return _answer([TRIED] if request.query.get("verdict", "refused") == "refused" else [])
 
-    return [web.get(ONE, network), web.put(ONE, network), web.get(ONE + "/log", log)]
+    async def tunnel(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            await socket.send_bytes(message.data)
+        return socket
+
+    return [
+        web.get("/v1/sandboxes/{id}/tunnel/{port}", tunnel),
+        web.get(ONE, network),
+        web.put(ONE, network),
+        web.get(ONE + "/log", log),
+    ]
 
 
 def _answer(value: Any) -> web.Response:

@@ -12,7 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src/dsec/sdk/_async"
 TARGET = ROOT / "src/dsec/sdk/_sync"
 
-CLASSES = {"client": "DSecClient", "sandbox": "Sandbox", "process": "Process", "session": "Session", "files": "Files"}
+CLASSES = {
+    "client": "DSecClient", "sandbox": "Sandbox", "process": "Process", "session": "Session", "files": "Files", "tunnel": "Tunnel",
+}  # fmt: skip
 """Modules, and the one public class of each."""
 
 RETURNS = {
@@ -20,6 +22,7 @@ RETURNS = {
     "Process": "Process(self._portal, {call})",
     "Session": "Session(self._portal, {call})",
     "Files": "Files(self._portal, {call})",
+    "Tunnel": "Tunnel(self._portal, {call})",
     "list[Sandbox]": "[Sandbox(self._portal, item) for item in {call}]",
     "list[Session]": "[Session(self._portal, item) for item in {call}]",
 }
@@ -58,6 +61,8 @@ BODIES = {
     ("Sandbox", "__aexit__"): "self.stop()",
     ("Session", "__aenter__"): "return self",
     ("Session", "__aexit__"): "self.close()",
+    ("Tunnel", "__aenter__"): "return self",
+    ("Tunnel", "__aexit__"): "self.close()",
 }
 """Methods that are more than one call."""
 
@@ -80,6 +85,7 @@ HOMES = {
     "dsec.sdk._sync.process": ["Process"],
     "dsec.sdk._sync.sandbox": ["Sandbox"],
     "dsec.sdk._sync.session": ["Session"],
+    "dsec.sdk._sync.tunnel": ["Tunnel"],
     "dsec.sdk.arguments": ["DSecContainerRunArgs"],
     "dsec.sdk.records": ["HttpResponse", "Output", "SandboxFailed", "Transfer"],
 }  # fmt: skip

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from dsec.sdk._async.process import Process as Process
     from dsec.sdk._async.sandbox import Sandbox as Sandbox
     from dsec.sdk._async.session import Session as Session
+    from dsec.sdk._async.tunnel import Tunnel as Tunnel
     from dsec.sdk.arguments import DSecContainerRunArgs as DSecContainerRunArgs
     from dsec.sdk.records import HttpResponse as HttpResponse
     from dsec.sdk.records import Output as Output
@@ -84,6 +85,7 @@ _HOMES = {
     "dsec.sdk._async.process": ("Process",),
     "dsec.sdk._async.sandbox": ("Sandbox",),
     "dsec.sdk._async.session": ("Session",),
+    "dsec.sdk._async.tunnel": ("Tunnel",),
     "dsec.sdk.arguments": ("DSecContainerRunArgs",),
     "dsec.sdk.records": ("HttpResponse", "Output", "Refusal", "SandboxFailed", "Transfer"),
 }  # fmt: skip
@@ -103,7 +105,7 @@ __all__ = [
     "ImageView", "InfraError", "Interrupted", "InvalidArgument", "LimitReached", "Me", "MountSpec", "NetLimits", "NetworkRule", "NetworkView", "NotFound", "Outcome", "Output",
     "PermissionDenied", "Process", "ProcessView", "Pty", "QuotaExceeded", "Refusal", "RequestError", "Result",
     "RuntimeFailure", "Sandbox", "SandboxEnd", "SandboxEvent", "SandboxFailed", "SandboxLost", "SandboxState", "SandboxView", "Session",
-    "SessionView", "TaskError", "TooLarge", "Transfer", "Unauthenticated", "Unavailable", "Unsupported", "Usage", "sync",
+    "SessionView", "TaskError", "TooLarge", "Transfer", "Tunnel", "Unauthenticated", "Unavailable", "Unsupported", "Usage", "sync",
 ]  # fmt: skip
 
 

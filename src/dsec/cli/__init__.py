@@ -25,6 +25,7 @@ CLIENT = {
     "ps": "list sandboxes, or the processes of one",
     "logs": "show a process's output",
     "net": "show and set the network of a sandbox, and what it tried",
+    "port-forward": "carry connections from this machine to a port of a sandbox",
     "inspect": "show all about a sandbox",
     "stop": "stop sandboxes",
 }
@@ -51,7 +52,7 @@ class Verbs(click.Group):
         if cmd_name not in CLIENT and cmd_name not in NODE:
             return None
         try:
-            found: click.Command = importlib.import_module(f"dsec.cli.{cmd_name}").command
+            found: click.Command = importlib.import_module(f"dsec.cli.{cmd_name.replace('-', '_')}").command
         except ImportError as error:
             return _absent(cmd_name, error.name or str(error))
         return found

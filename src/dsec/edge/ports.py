@@ -8,6 +8,7 @@ import h11
 
 from dsec.edge.door import Door
 from dsec.edge.execution import failed, opened
+from dsec.edge.portsockets import OWN_HEADERS, InnerSocket, pumped
 from dsec.model import aether as wire
 from dsec.model.errors import InvalidArgument, NotFound, SandboxLost, Unavailable
 from dsec.ports.agent import Channel
@@ -41,17 +42,23 @@ def _dropped(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
     return frozenset(part.strip().lower() for value in named for part in value.split(b","))
 
 
-def _request(call: Call[Any, Any], port: int) -> h11.Request:
+def _target(call: Call[Any, Any]) -> bytes:
+    """What follows /http/{port} in the request, as it was written."""
     scope = call.scope
-    if scope["method"] == "CONNECT":
-        raise InvalidArgument("a port is reached by /tunnel, not by CONNECT", field="method")
     prefix = scope["path"][: len(scope["path"]) - len(call.params["path"])]
-    raw = scope.get("raw_path") or scope["path"].encode()
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
     target = raw.partition(b"?")[0]
     slashes = prefix.rstrip("/").count("/")
     target = b"/" + target.split(b"/", slashes + 1)[-1] if target.count(b"/") > slashes else b"/"
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
+    return target
+
+
+def _request(call: Call[Any, Any], port: int) -> h11.Request:
+    scope, target = call.scope, _target(call)
+    if scope["method"] == "CONNECT":
+        raise InvalidArgument("a port is reached by /tunnel, not by CONNECT", field="method")
     dropped = _NOT_INWARD | _dropped(scope["headers"])
     headers = [(key, value) for key, value in scope["headers"] if key not in dropped]
     length = call.header(b"content-length")
@@ -158,6 +165,19 @@ class PortProxy:
         except h11.LocalProtocolError as error:
             raise InvalidArgument(f"the body does not fit its headers: {error}", field="body") from error
         return None
+
+    async def http_socket(self, call: Call[None, None], socket: Socket) -> None:
+        port, scope = _port(call), call.scope
+        dropped = _NOT_INWARD | _dropped(scope["headers"]) | OWN_HEADERS
+        headers = [
+            (key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"] if key not in dropped
+        ]
+        with self._door.enter(call) as resident:
+            async with opened(resident, wire.ConnectRequest(port=port)) as channel:
+                await _connected(channel)
+                inner = InnerSocket(channel, port, _target(call).decode("latin-1"), scope.get("subprotocols", []))
+                await socket.accept(await inner.open(headers))
+                await pumped(inner, socket)
 
     async def tunnel(self, call: Call[None, None], socket: Socket) -> None:
         port = _port(call)

@@ -145,6 +145,8 @@ PORT_ROUTES = (
     Route(name="http_request", method="ANY", path=f"{_ID}/http/{{port}}/{{path:rest}}",
           summary="An HTTP request to a port in the sandbox.", body_media="*/*", answer_media="*/*", permission=_USE,
           errors=(*_GONE, Unavailable), tag="ports"),
+    Route(name="http_socket", method="WS", path=f"{_ID}/http/{{port}}/{{path:rest}}",
+          summary="A WebSocket of a server in the sandbox.", permission=_USE, errors=(*_GONE, Unavailable), tag="ports"),
     Route(name="tunnel", method="WS", path=f"{_ID}/tunnel/{{port}}", summary="Bytes to and from a port in the sandbox.",
           permission=_USE, errors=_GONE, tag="ports"),
 )  # fmt: skip

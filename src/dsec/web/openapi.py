@@ -37,6 +37,8 @@ def document(routes: Sequence[Route], *, title: str, version: str, description: 
         operation = _operation(route, query, body, answer, problem)
         if route.method == "ANY":
             item.update({method: {**operation, "operationId": f"{route.name}_{method}"} for method in _ANY})
+        elif route.method == "WS" and "get" in item:
+            item["get"]["x-websocket"] = route.name  # a path that takes both is one operation of the document
         else:
             item["get" if route.method == "WS" else route.method.lower()] = operation
     found = {

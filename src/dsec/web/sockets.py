@@ -32,12 +32,12 @@ class Socket:
         self.accepted = False
         self.closed = False
 
-    async def accept(self) -> None:
-        """Completes the handshake; an error raised before this is answered as a problem document over HTTP."""
+    async def accept(self, subprotocol: str | None = None) -> None:
+        """Completes the handshake, agreeing on one of the client's subprotocols where given; an error raised before this is answered as a problem document over HTTP."""
         message = await self._receive()
         if message["type"] != "websocket.connect":
             raise SocketGone
-        await self._put({"type": "websocket.accept"})
+        await self._put({"type": "websocket.accept", "subprotocol": subprotocol})
         self.accepted = True
 
     async def receive(self) -> bytes | str:

@@ -47,8 +47,10 @@ def test_a_command_whose_parts_are_missing_says_what_to_install(
 
 @pytest.mark.parametrize("name", cli.CLIENT)
 def test_client_commands_take_json_and_have_help(name: str) -> None:
-    command: click.Command = importlib.import_module(f"dsec.cli.{name}").command
-    assert command.help and "--json" in {option for param in command.params for option in param.opts}
+    command: click.Command = importlib.import_module(f"dsec.cli.{name.replace('-', '_')}").command
+    verbs = command.commands.values() if isinstance(command, click.Group) else [command]
+    for verb in verbs:
+        assert verb.help and "--json" in {option for param in verb.params for option in param.opts}
 
 
 def test_unknown_commands_are_refused() -> None:

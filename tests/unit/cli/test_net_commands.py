@@ -1,5 +1,6 @@
 """dsec net and dsec run --network against the fake server, and the words of rules."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from apifake import Server, serving
 from dsec.cli.netrules import network_rules
 from dsec.model.network import NetworkRule
-from unit.cli.test_commands import cli
+from unit.cli.test_commands import DSEC, cli, environment
 
 
 @pytest.fixture
@@ -71,3 +72,34 @@ async def test_rules_from_run_to_set_and_log(server: Server) -> None:
     for wrong in (("set", box), ("set", box, "off", "--phase", "a"), ("set", box, "none")):
         assert (await cli(server, "net", *wrong))[0] == 2
     assert (await cli(server, "net", "set", box, "--file", "-", stdin=b"{"))[0] == 2
+
+
+async def test_port_forward_listens_on_this_machine_alone(server: Server) -> None:
+    _, out, _ = await cli(server, "run", "--image", "python-3.11")
+    box = out.decode().strip()
+    process = await asyncio.create_subprocess_exec(
+        *DSEC,
+        "port-forward",
+        box,
+        "0:2222",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(server),
+    )
+    try:
+        assert process.stdout is not None
+        line = (await process.stdout.readline()).decode()
+        port = int(line.split()[0].rpartition(":")[2])
+        assert line == f"127.0.0.1:{port} -> {box}:2222\n"
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"to port 2222\n" + b"x" * 300_000)
+            writer.write_eof()
+            assert await reader.readline() == b"to port 2222\n", "the fake tells it back"
+            writer.close()
+    finally:
+        process.terminate()
+        await process.communicate()
+    assert process.returncode == 128 + 15
+    for wrong in ("0", "a", "70000", "1:2:3"):
+        assert (await cli(server, "port-forward", box, wrong))[0] == 2

@@ -16,15 +16,16 @@ PUBLIC = """
 Busy CommandFailed CommandNotExecutable CommandNotFound Conflict DSecClient DSecContainerRunArgs DSecError DeadlineExceeded
 End FileEvent FileView Files Flow HttpResponse ImageUnavailable ImageView InfraError Interrupted InvalidArgument LimitReached Me MountSpec NetLimits NetworkRule NetworkView
 NotFound Outcome Output PermissionDenied Process ProcessView Pty QuotaExceeded Refusal RequestError Result RuntimeFailure
-Sandbox SandboxEnd SandboxEvent SandboxFailed SandboxLost SandboxState SandboxView Session SessionView TaskError TooLarge Transfer
+Sandbox SandboxEnd SandboxEvent SandboxFailed SandboxLost SandboxState SandboxView Session SessionView TaskError TooLarge Transfer Tunnel
 Unauthenticated Unavailable Unsupported Usage sync
 """.split()
 
 METHODS = {
     "DSecClient": "close get image images me open run_container run_containers sandboxes stop_many",
-    "Sandbox": "attach events exec files http id info metrics net_log network open_session phases processes renew run_shell sessions set_network_rules set_phase start stop view",
+    "Sandbox": "attach events exec files http id info metrics net_log network open_session phases processes renew run_shell sessions set_network_rules set_phase start stop tunnel view",
     "Process": "close_stdin detach id info resize signal stop stream view wait write",
     "Session": "close id run view",
+    "Tunnel": "close read write",
     "Files": "download exists list mkdir move read read_stream read_text remove stat upload watch write write_text",
 }
 

@@ -15,6 +15,7 @@ from dsec.sdk._async.files import Files
 from dsec.sdk._async.process import Process
 from dsec.sdk._async.session import Session
 from dsec.sdk._async.transport import MARGIN, PROXIED, Transport, path_of
+from dsec.sdk._async.tunnel import Tunnel
 from dsec.sdk.arguments import rules_of
 from dsec.sdk.pending import PENDING_SANDBOX, refusing
 from dsec.sdk.records import HttpResponse
@@ -264,6 +265,10 @@ class Sandbox:
                     continue
                 received[key] = f"{received[key]}, {value}" if key in received else value
             return HttpResponse(status=response.status, headers=received, content=bytes(content))
+
+    async def tunnel(self, port: int) -> Tunnel:
+        """Open a TCP connection to 127.0.0.1:`port` in the sandbox. Not repeated. Raises NotFound where nothing listens, SandboxLost."""
+        return Tunnel(await self._transport.websocket(self._path("tunnel", str(port))), port)
 
     async def network(self) -> NetworkView:
         """The network rules in force, as they were asked for and as the kernel has them. Raises SandboxLost and Unavailable."""

@@ -12,6 +12,7 @@ from dsec.model.views import ProcessView, PtySize, SandboxEvent, SandboxView
 from dsec.sdk._sync.files import Files
 from dsec.sdk._sync.process import Process
 from dsec.sdk._sync.session import Session
+from dsec.sdk._sync.tunnel import Tunnel
 from dsec.sdk.pending import PENDING_SANDBOX, refusing
 from dsec.sdk.portal import Portal
 from dsec.sdk.records import HttpResponse
@@ -160,6 +161,10 @@ class Sandbox:
         NotFound where nothing listens; an error status of the server inside is an answer, not an error.
         """
         return self._portal.run(self._inner.http(port, method, path, headers=headers, body=body, timeout=timeout, limit=limit))
+
+    def tunnel(self, port: int) -> Tunnel:
+        """Open a TCP connection to 127.0.0.1:`port` in the sandbox. Not repeated. Raises NotFound where nothing listens, SandboxLost."""
+        return Tunnel(self._portal, self._portal.run(self._inner.tunnel(port)))
 
     def network(self) -> NetworkView:
         """The network rules in force, as they were asked for and as the kernel has them. Raises SandboxLost and Unavailable."""
