@@ -124,8 +124,8 @@ class Requests:
                 request.operation.method, from_url, data=request.body, headers=headers, timeout=timeout, allow_redirects=False
             ) as answer:  # fmt: skip
                 body = await answer.read()
-        except TimeoutError:
-            return
+        except (TimeoutError, aiohttp.ClientPayloadError):
+            return  # an error behind a stream's first piece cuts the connection, as the routes say
         proxied = "X-Dsec-Proxied" in answer.headers
         self.document.judge(
             request, answer.status, answer.content_type, body, proxied or request.operation.method == "head"
