@@ -1,5 +1,7 @@
 """Limits hold, and the platform outlives whoever reaches them."""
 
+import resource
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -8,6 +10,8 @@ import pytest
 from security.cell import LIMITS, Starter
 
 pytestmark = pytest.mark.root
+
+RLIMIT_NICE = 13  # the module has no name for it
 
 
 async def test_memory(start: Starter) -> None:
@@ -67,6 +71,21 @@ async def test_open_files(start: Starter) -> None:
 async def test_no_core_files(start: Starter) -> None:
     cell = await start()
     assert await cell.shell("ulimit -Hc") == "0"
+
+
+async def test_no_right_to_go_before_others_is_handed_down(start: Starter) -> None:
+    """A server that may raise priorities, as its service may say, gives that to nobody."""
+    before = {kind: resource.getrlimit(kind) for kind in (resource.RLIMIT_RTPRIO, RLIMIT_NICE)}
+    for kind in before:
+        with suppress(ValueError):  # a root without CAP_SYS_RESOURCE has none to hand down
+            resource.setrlimit(kind, (30, 30))
+    try:
+        cell = await start()
+        assert await cell.shell("ulimit -Hr; ulimit -He") == "0\n0"
+        assert await cell.probe("try", "nice") == "EACCES"
+    finally:
+        for kind, limits in before.items():
+            resource.setrlimit(kind, limits)
 
 
 async def test_cpu_is_shared_by_quota(start: Starter) -> None:

@@ -252,14 +252,17 @@ fn limit(open_files: u64) -> Step {
         rlim_cur: open_files,
         rlim_max: open_files,
     };
-    let core = libc::rlimit {
+    let none = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: both structures live past the calls.
     unsafe {
         judge(libc::setrlimit(libc::RLIMIT_NOFILE, &files).into(), Stage::OpenFiles)?;
-        judge(libc::setrlimit(libc::RLIMIT_CORE, &core).into(), Stage::OpenFiles)?;
+        // The server's own rights to go before others are not handed down.
+        for kind in [libc::RLIMIT_CORE, libc::RLIMIT_RTPRIO, libc::RLIMIT_NICE] {
+            judge(libc::setrlimit(kind, &none).into(), Stage::OpenFiles)?;
+        }
     }
     Ok(())
 }
