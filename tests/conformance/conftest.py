@@ -29,7 +29,8 @@ async def _warm(node: Node) -> None:
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnNode]:
     work = tmp_path_factory.mktemp("c")
-    with OwnNode(work / "s") as found:
+    # No layer stays mounted for the next sandbox: each test is shown to leave none.
+    with OwnNode(work / "s", DSEC_IMAGES_IDLE_MOUNTS="0") as found:
         import_images(found, work)
         asyncio.run(_warm(found))
         yield found

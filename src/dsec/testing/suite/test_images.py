@@ -240,8 +240,8 @@ async def test_set_id_and_capabilities_work(boxes: Boxes, made: Make) -> None:
     """IM6: a user becomes root by a set-uid program, pings by a file's capability, and neither without."""
     program = busybox_bytes()
     members = [
-        folder("t"), file("t/plain", program, mode=0o755), file("t/suid", program, mode=0o4755),
-        file("t/cap", program, mode=0o755, pax_headers={"SCHILY.xattr.security.capability": NET_RAW}),
+        folder("t"), file("t/busybox-plain", program, mode=0o755), file("t/busybox-suid", program, mode=0o4755),
+        file("t/busybox-cap", program, mode=0o755, pax_headers={"SCHILY.xattr.security.capability": NET_RAW}),
     ]  # fmt: skip
     name = made(members)
     box = await boxes.make(name)
@@ -249,11 +249,11 @@ async def test_set_id_and_capabilities_work(boxes: Boxes, made: Make) -> None:
     for program_name, text, works in (
         ("suid", become, True), ("plain", become, False), ("cap", ping, True), ("plain", ping, False),
     ):  # fmt: skip
-        result = await box.shell(text.format(f"/t/{program_name}"), user="1000:1000", timeout=10)
+        result = await box.shell(text.format(f"/t/busybox-{program_name}"), user="1000:1000", timeout=10)
         assert (result.exit_code == 0) is works, (program_name, result)
     strict = await boxes.make(name, no_new_privileges=True)
     for program_name, text in (("suid", become), ("cap", ping)):
-        result = await strict.shell(text.format(f"/t/{program_name}"), user="1000:1000", timeout=10)
+        result = await strict.shell(text.format(f"/t/busybox-{program_name}"), user="1000:1000", timeout=10)
         assert result.exit_code != 0, program_name
 
 
