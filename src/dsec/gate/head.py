@@ -65,8 +65,8 @@ class Head(Struct, frozen=True):
 class HeadReader:
     """Collects bytes until the empty line. Keeps at most 64 KiB; what comes after the head is in `rest`."""
 
-    def __init__(self, data: bytes = b"") -> None:
-        self._kept = bytearray(data)
+    def __init__(self) -> None:
+        self._kept = bytearray()
         self._searched = 0
 
     @property
@@ -87,6 +87,10 @@ class HeadReader:
         del self._kept[: end + 4]
         self._searched = 0
         return head
+
+    def put_back(self, data: bytes) -> None:
+        """Gives back what was taken by `rest` and belongs to the next head."""
+        self._kept[:0] = data
 
     def rest(self) -> bytes:
         """What came after the head, handed over."""
