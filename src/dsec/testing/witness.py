@@ -55,10 +55,17 @@ class Subject:
 
 def counted(start: int, length: int) -> bytes:
     """Bytes `start` to `start + length` of what the counter writes."""
-    made, numbers = bytearray(), itertools.count()
-    while len(made) < start + length:
-        made += b"%d\n" % next(numbers)
-    return bytes(made[start : start + length])
+    first, digits, at = 0, 1, 0
+    while start >= at + (many := 10**digits - first) * (digits + 1):
+        at += many * (digits + 1)
+        first, digits = 10**digits, digits + 1
+    number = first + (start - at) // (digits + 1)
+    skipped = (start - at) % (digits + 1)
+    made = bytearray()
+    while len(made) < skipped + length:
+        made += b"%d\n" % number
+        number += 1
+    return bytes(made[skipped : skipped + length])
 
 
 class Witness:

@@ -92,3 +92,10 @@ class Socket:
         except OSError as error:  # servers raise a kind of OSError for a client that is gone
             self.closed = True
             raise SocketGone from error
+        except (
+            RuntimeError
+        ) as error:  # and uvicorn this, where it closed the socket itself: a client that answers no ping
+            if message["type"] == "websocket.accept":
+                raise
+            self.closed = True
+            raise SocketGone from error
