@@ -45,6 +45,12 @@ def _gauges(container: Container, edge: Node) -> dict[str, Gauge]:
             lambda: container.namespaces_ready,
         ),
         "dsec_pool_free_bytes": ("bytes that the pool of writable layers still takes", container.pool.free),
+        "dsec_pool_host_free_bytes": (
+            "bytes free under the pool's file",
+            lambda: float("nan") if (free := container.pool.host_free()) is None else free,
+        ),
+        "dsec_pool_writable": ("1 while the pool of writable layers can be written", container.pool.writable),
+        "dsec_namespaces_failing": ("1 while no namespaces can be made ahead", lambda: container.namespaces_failing),
         "dsec_clock_ahead_seconds": ("seconds that the edge's time is ahead of the host's clock", edge.clock.ahead),
     }
 

@@ -45,7 +45,7 @@ class StateDirectory:
     def locked(self) -> Iterator[None]:
         """Hold the directory for this process. Raises Conflict, naming the holder's process id, where another has it."""
         # A record lock is the process's own: no child that was being made when it died can go on holding it.
-        with self._lock.open("a+b") as lock:
+        with os.fdopen(os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as lock:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -53,13 +53,12 @@ class StateDirectory:
                     raise
                 holder = _holder_of(lock.fileno())
                 raise Conflict(f"{self.path} is used by the server with process id {holder}", pid=holder) from error
-            lock.truncate(0)
-            lock.write(f"{os.getpid()}\n".encode())
-            lock.flush()
+            # Over what is there, so that no room is needed on a disk that is full.
+            os.pwrite(lock.fileno(), f"{os.getpid():<19}\n".encode(), 0)
             try:
                 yield
             finally:
-                lock.truncate(0)
+                os.pwrite(lock.fileno(), b" " * 19 + b"\n", 0)
 
     def holder(self) -> int | None:
         """Process id of the server that holds the directory; None where none does. Not to be asked by the holder itself."""

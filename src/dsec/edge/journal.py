@@ -6,6 +6,8 @@ the last ones, ends the sandboxes too. Checkpoints, which do fsync, are made by 
 """
 
 import asyncio
+import logging
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +29,9 @@ __all__ = ["Journal", "Row"]
 
 SCHEMA_VERSION = 3
 _COMPACT_ROWS = 200
+_RESERVE = 2 << 20
+
+_log = logging.getLogger("dsec.edge")
 
 _BOOT = "CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL, offset REAL NOT NULL);"
 _SCHEMA = f"""
@@ -123,6 +128,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._reserve = path.resolve().with_suffix(".reserve")
         with _typed():
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=True, timeout=5.0)
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -130,6 +136,7 @@ class Journal:
             self._db.execute("PRAGMA wal_autocheckpoint=0")
             self._db.execute("PRAGMA cache_size=-8192")
             self._open_schema()
+        self._keep_reserve()
 
     def _open_schema(self) -> None:
         [version] = self._db.execute("PRAGMA user_version").fetchone()
@@ -144,8 +151,25 @@ class Journal:
         """Closes the file; what was written stays."""
         self._db.close()
 
+    def _keep_reserve(self) -> None:
+        """Room set aside on the journal's disk, so that a start on a full one can still record what ends."""
+        try:
+            with self._reserve.open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, _RESERVE)
+        except OSError as error:
+            _log.warning("no room can be set aside beside the journal: %s", error.strerror)
+            self._reserve.unlink(missing_ok=True)
+
     def next_epoch(self) -> int:
-        """The number of this start of the edge: 1, 2, ..."""
+        """The number of this start of the edge: 1, 2, ... On a full disk it takes the room that was set aside."""
+        try:
+            return self._next_epoch()
+        except Busy:
+            _log.error("the journal's disk is full; room that was set aside is taken for what ends now")
+            self._reserve.unlink(missing_ok=True)
+            return self._next_epoch()
+
+    def _next_epoch(self) -> int:
         with _typed():
             self._db.execute("INSERT INTO meta VALUES ('epoch', 1) ON CONFLICT (name) DO UPDATE SET value = value + 1")
             return int(self._db.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()[0])
@@ -361,8 +385,10 @@ class Journal:
         return len(old) + len(stale)
 
     async def checkpoint(self) -> None:
-        """Moves the write-ahead log into the file, in a thread, so that the log stays small."""
+        """Moves the write-ahead log into the file, in a thread, so that the log stays small; sets room aside again."""
         await asyncio.to_thread(self._checkpoint)
+        if not self._reserve.exists():
+            self._keep_reserve()
 
     def _checkpoint(self) -> None:
         with _typed():

@@ -9,6 +9,7 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dsec.edge.backlog import Backlog
 from dsec.edge.expiry import Expiry
 from dsec.edge.journal import Journal, Row
 from dsec.edge.network.networks import Networks
@@ -109,6 +110,7 @@ class Lifecycle:
         self._closed = False
         self.residents: dict[str, Resident] = {}
         self.expiry = Expiry(parts.journal, parts.timers, parts.clock, self.feed)
+        self._backlog = Backlog(parts.timers, parts.clock)
         self.memory_committed = 0
         self.cpu_committed = 0.0
         self.offers: dict[str, Capabilities] = {kind: backend.offers for kind, backend in parts.backends.items()}
@@ -252,7 +254,7 @@ class Lifecycle:
 
     def _replayed(self, row: Row) -> table.SandboxLife:
         life = table.SandboxLife()
-        for event, at in self._on.journal.events(row.id):
+        for event, at in [*self._on.journal.events(row.id), *self._backlog.events(row.id)]:
             life, _ = table.step(life, event, at)
         return life
 
@@ -286,6 +288,7 @@ class Lifecycle:
         for resident in self.residents.values():
             if not resident.ready.done():
                 resident.ready.set_result(Unavailable("the edge is shutting down"))
+        self._backlog.flush()
         self.expiry.flush()
 
     # -- the machine -------------------------------------------------------------------------------------------------
@@ -298,15 +301,20 @@ class Lifecycle:
         life, actions = table.step(resident.life, event, now)
         if life is resident.life and not actions and not isinstance(event, table.Observed):
             return
+        write = partial(self._record, resident, event, life, now)
         try:
-            self._record(resident, event, life, now)
+            if resident.id in self._backlog:
+                self._backlog.add(resident.id, event, now, write)
+            else:
+                write()
         except DSecError as error:
             if actions and isinstance(event, table.Mounted):
                 resident.failure = error
                 self.feed(resident, table.Failed(resident.life.incarnation, True, End.CAPACITY, error.detail))
                 return
             # Going on towards an end frees what the journal lacks; after a crash the kernel tells what the journal could not.
-            _log.error("sandbox %s: %s is not in the journal: %s", resident.id, type(event).__name__, error.detail)
+            _log.error("sandbox %s: %s is not in the journal yet: %s", resident.id, type(event).__name__, error.detail)
+            self._backlog.add(resident.id, event, now, write)
         before, resident.life = resident.life.state, life
         self._moved(resident, before)
         self._after(resident, actions)
@@ -315,7 +323,7 @@ class Lifecycle:
         if life.state is table.State.GONE:
             self._on.journal.ended(resident.id, event, now)
         elif isinstance(event, table.Started) and life.state is table.State.RUNNING:
-            resident.phases["total"] = self._on.clock.monotonic() - resident.began
+            resident.phases.setdefault("total", self._on.clock.monotonic() - resident.began)
             self._on.journal.started(resident.id, event, now, resident.phases)
         else:
             self._on.journal.event(resident.id, event, now)

@@ -1,5 +1,6 @@
 """Namespaces made ahead, off the way of a create: each set with the slot of ids that its user namespace maps."""
 
+import logging
 import os
 import threading
 from collections import deque
@@ -12,6 +13,9 @@ from dsec.kernel.uids import Slots, agent_id, base_id
 __all__ = ["NamespacePool", "Namespaces", "make_namespaces"]
 
 _AHEAD = "ahead"
+_AGAIN = 1.0
+
+_log = logging.getLogger("dsec.kernel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +129,28 @@ class NamespacePool:
                 try:
                     slot = self._slots.take(_AHEAD)
                 except KernelError as error:
-                    self._failure = error
-                    return
+                    self._failed(error)
+                    continue
             try:
                 made = make_namespaces(slot)
             except KernelError as error:
                 # Creates go on making their own sets, and report the same refusal to their callers.
                 with self._changed:
-                    self._failure = error
                     self._slots.release(slot, _AHEAD)
-                return
+                    self._failed(error)
+                continue
             with self._changed:
+                if self._failure is not None:
+                    _log.warning("namespaces can be made again")
+                self._failure = None
                 self._ready.append(made)
+
+    def _failed(self, error: KernelError) -> None:
+        """Tells the first of a row of failures, and waits before the next attempt."""
+        if self._failure is None:
+            _log.error("no namespaces can be made ahead: %s", error)
+        self._failure = error
+        self._changed.wait_for(lambda: self._closing, timeout=_AGAIN)
 
     def _wait_for_need(self) -> bool:
         """False when closing. Once there are `high` sets, waits until there are fewer than `low`."""

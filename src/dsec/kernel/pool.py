@@ -87,6 +87,31 @@ class Pool:
             found = os.statvfs(self.root)
         return found.f_bavail * found.f_frsize
 
+    def host_free(self) -> int | None:
+        """Bytes free in the file system that holds the pool's file; None where the pool is a device."""
+        if self._device is not None:
+            return None
+        with kernel_op("statvfs", str(self._image)):
+            found = os.statvfs(self._image)
+        return found.f_bavail * found.f_frsize
+
+    def writable(self) -> bool:
+        """False after the kernel found that it could not write the pool: until it is mounted anew, nothing can."""
+        with kernel_op("statvfs", str(self.root)):
+            return not os.statvfs(self.root).f_flag & os.ST_RDONLY
+
+    def shortage(self, reserve: int) -> str:
+        """Why no writable layer should be made now, "" where one may: `reserve` bytes must be free in the pool, and in the
+        file system under its file, where the pool breaks when that is full."""
+        if not self.writable():
+            return "the pool of writable layers is read-only: stop all sandboxes and start the server anew"
+        if self.free() < reserve:
+            return "the pool of writable layers is full"
+        free = self.host_free()
+        if free is not None and free < reserve:
+            return "the disk under the pool of writable layers is nearly full"
+        return ""
+
     def exists(self, name: str) -> bool:
         return (self.cells / name).is_dir()
 

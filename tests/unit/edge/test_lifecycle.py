@@ -392,4 +392,10 @@ async def test_a_full_journal_refuses_but_still_stops(rig: Rig) -> None:
     assert len(rig.kernel.cells) == filled
     await rig.node.stop_all()
     assert rig.clean()
+    assert (await rig.call(view, "GET")).json()["end"]["end"] == "stopped", "told, though it is not recorded"
+    rig.node._journal._db.execute(f"PRAGMA max_page_count={1 << 20}")
+    await rig.advance(1.1)
+    journal = rig.node._journal
+    assert not journal.has_living(), "recorded as soon as there was room"
+    assert [type(event).__name__ for event, _ in journal.events(view.id)][-3:] == ["StopAsked", "Killed", "Unmounted"]
     assert PRINCIPAL.project == "root/team"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENODEV, ENOMEM, ENOSPC, ESRCH
+from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENODEV, ENOMEM, ENOSPC, ESRCH, EUSERS
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
@@ -38,7 +38,7 @@ __all__ = ["Container", "ContainerOptions", "ContainerSettings"]
 
 _T = TypeVar("_T")
 _HANDLE_VERSION = 1
-_FULL = frozenset({EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC})
+_FULL = frozenset({EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC, EUSERS})
 _IMAGE_OPS = frozenset({"fsconfig", "open_tree", "mount_setattr", "move_mount", "openat"})
 _BACKLOG = 512
 
@@ -52,6 +52,9 @@ class ContainerOptions:
     )
     pool_bytes: int | None = setting(
         None, "bytes of the pool's file; none: nine tenths of what is free when it is made"
+    )
+    reserve_mb: int = setting(
+        64, "MiB that the pool, and the file system under its file, must have free for a create to be admitted"
     )
     ahead_low: int = setting(16, "sets of namespaces kept ready; below this more are made")
     ahead_high: int = setting(48, "sets of namespaces kept ready at most")
@@ -133,6 +136,11 @@ class Container:
         return self._namespaces.ready
 
     @property
+    def namespaces_failing(self) -> bool:
+        """No namespaces could be made ahead when that was last tried."""
+        return self._namespaces.failure is not None
+
+    @property
     def offers(self) -> Capabilities:
         later = "not built yet for containers"
         return Capabilities(
@@ -198,6 +206,9 @@ class Container:
     def reserve(self, plan: Plan) -> Handle:
         """Claims a slot of ids, and with it a set of namespaces if one is ready."""
         try:
+            full = self._pool.shortage(self._settings.reserve_mb << 20)
+            if full:
+                raise BackendFailure(full, aftermath=Aftermath.UNTOUCHED, end=End.CAPACITY)
             slot = self._namespaces.take_slot(plan.sandbox_id)
         except KernelError as error:
             raise _failure(error, Aftermath.UNTOUCHED) from error
