@@ -247,7 +247,8 @@ async def test_a_gibibyte_on_each_stream(node: Node) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 async def test_a_million_small_files(node: Node) -> None:
     async with stormed(node, disk_limit_mb=2048, memory_limit_mb=1024, cpu_cores_limit=2.0) as box:
-        count, _, _ = await got(box, "names", "1000000", timeout=250)
+        count, _, _ = await got(box, "names", "1000000", timeout=1000)
         assert count == 1_000_000
