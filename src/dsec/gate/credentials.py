@@ -32,6 +32,12 @@ class Credentials:
             if credential.certificate:
                 self._servers[credential.name] = _server(credential)
 
+    def named(self, name: str) -> Credential:
+        """The credential `name`. Raises InvalidArgument."""
+        if name not in self._by_name:
+            raise InvalidArgument(f"no credential {name}", field="credentials")
+        return self._by_name[name]
+
     def find(self, name: str, host: str) -> Credential | None:
         """The credential `name`, if it is for this host."""
         credential = self._by_name.get(name)

@@ -100,8 +100,8 @@ class HeadReader:
         return rest
 
 
-def parse_head(head: bytes) -> Head:
-    """One request's head, without the empty line. Raises Refused: `bad_http`, `method`, `no_host`, `bad_name`, `address`."""
+def parse_head(head: bytes, *, named: bool = True) -> Head:
+    """One request's head, without the empty line. `named`: Host must be a name; else it may be an address. Raises Refused: `bad_http`, `method`, `no_host`, `bad_name`, `address`."""
     first, *lines = head.split(b"\r\n")
     parts = first.split(b" ")
     if len(parts) != 3:
@@ -118,8 +118,8 @@ def parse_head(head: bytes) -> Head:
     if len(hosts) != 1:
         raise Refused("no_host", "a request names its host in one Host field")
     target, authority = _origin_form(method, target)
-    host, port = split_authority(hosts[0])
-    if authority is not None and split_authority(authority) != (host, port):
+    host, port = split_authority(hosts[0]) if named else _any_authority(hosts[0])
+    if authority is not None and (split_authority if named else _any_authority)(authority) != (host, port):
         raise Refused("bad_http", "the target and Host name two hosts", name=host)
     connection = _tokens(fields, b"connection")
     close = b"close" in connection or (version == b"HTTP/1.0" and b"keep-alive" not in connection)
@@ -160,6 +160,12 @@ def split_authority(raw: bytes) -> tuple[str, int | None]:
     if colon and not (re.fullmatch(rb"[0-9]{1,5}", port) and 0 < int(port) < 65536):
         raise Refused("bad_name", "a host with an impossible port")
     return hostname(host), int(port) if colon else None
+
+
+def _any_authority(raw: bytes) -> tuple[str, int | None]:
+    if not re.fullmatch(rb"[A-Za-z0-9.:\[\]_-]{1,260}", raw):
+        raise Refused("bad_name", "no host")
+    return raw.decode().lower(), None
 
 
 def _origin_form(method: bytes, target: bytes) -> tuple[bytes, bytes | None]:

@@ -21,7 +21,7 @@ from dsec.gate.tenants import Tenant
 from dsec.model.network import NameRule, NetworkAnswer
 from dsec.rules.netpolicy import rule_for
 
-__all__ = ["GRACE_SECONDS", "Found", "Names"]
+__all__ = ["GRACE_SECONDS", "Found", "Names", "resolver_of"]
 
 SHORTEST_TTL, LONGEST_TTL = 1, 300
 # How much longer than the sandbox may keep an answer its addresses stay open.
@@ -44,6 +44,16 @@ class Found(Struct, frozen=True):
     exists: bool
 
 
+def resolver_of(settings: GateSettings) -> dns.asyncresolver.Resolver:
+    """Asks the nameservers of the settings, else the host's own."""
+    resolver = dns.asyncresolver.Resolver(configure=not settings.nameservers)
+    if settings.nameservers:
+        resolver.nameservers = list(settings.nameservers)
+    resolver.lifetime, resolver.timeout = _LOOKUP_SECONDS, _LOOKUP_SECONDS / 3
+    resolver.use_edns(0, 0, 1232)
+    return resolver
+
+
 class Names:
     """Resolves for tenants. `on_answer` is awaited before an answer is used, so that its addresses can be reached."""
 
@@ -51,12 +61,7 @@ class Names:
         self._settings = settings
         self._reach = reach
         self._on_answer = on_answer
-        self._upstream = dns.asyncresolver.Resolver(configure=not settings.nameservers)
-        if settings.nameservers:
-            self._upstream.nameservers = list(settings.nameservers)
-        self._upstream.lifetime = _LOOKUP_SECONDS
-        self._upstream.timeout = _LOOKUP_SECONDS / 3
-        self._upstream.use_edns(0, 0, 1232)
+        self._upstream = resolver_of(settings)
 
     def judge(self, tenant: Tenant, name: str, port: int | None = None) -> NameRule:
         """The rule that allows `name` (in the form for comparisons). Raises Refused: `name`, `port`, `name_limit`."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +25,7 @@ from dsec.gate.messages import (
     encode,
     receive,
 )
+from dsec.gate.mirror import Mirrors
 from dsec.gate.names import Names
 from dsec.gate.reach import Reach
 from dsec.gate.refusal import Refused
@@ -143,6 +145,8 @@ def _start(setup: Configure, channel: Channel, group: asyncio.TaskGroup) -> Tena
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUERY_BUFFER)
     group.create_task(Resolver(tenants, names, settings, setup.gateway).serve(udp, _sockets(setup.tcp)))
     group.create_task(Relay(tenants, names, settings, credentials, exchange).serve(_sockets(setup.relay)))
+    mirrors = Mirrors(tenants, settings, setup.services, credentials, Path(setup.cache))
+    group.create_task(mirrors.serve({service: _sockets(numbers) for service, numbers in setup.mirrors.items()}))
     return tenants
 
 

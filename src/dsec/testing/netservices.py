@@ -239,11 +239,16 @@ def _subject(name: str) -> x509.GeneralName:
 
 class Web:
     """HTTP on port 80 and HTTPS on 443 of `addresses`, with a certificate for `names`. Answers `NAME PATH` of the Host asked
-    for, or the content that `pages` has for a path; keeps connections alive."""
+    for, or the content that `pages` has for a path (of the type in `types`); keeps connections alive. `only_pages`: other paths are 404.
+    `halved`: paths whose answers are cut in the middle. `sent`: bytes of bodies so far."""
 
     def __init__(self, place: Netns, ca: TestCa, addresses: Iterable[str], names: Iterable[str], **ports: int) -> None:
         self.addresses = tuple(addresses)
         self.pages: dict[str, bytes] = {}
+        self.types: dict[str, str] = {}
+        self.only_pages = False
+        self.halved: set[str] = set()
+        self.sent = 0
         self._place = place
         self._context = ca.server_context(names)
         self._context.sni_callback = self._named
@@ -295,9 +300,16 @@ class Web:
                 self._log.add(Request(client, sni, fields.get("host", ""), method, path))
                 if size := int(fields.get("content-length", "0")):
                     await reader.readexactly(min(size, 1 << 24))
+                known = path in self.pages or not self.only_pages
                 body = self.pages.get(path, f"{fields.get('host', '')} {path}\n".encode())
-                head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                kind = f"Content-Type: {self.types[path]}\r\n" if path in self.types else ""
+                head = f"HTTP/1.1 {'200 OK' if known else '404 Not Found'}\r\n{kind}Content-Length: {len(body)}\r\n\r\n".encode()
+                if path in self.halved:
+                    body = body[: len(body) // 2]
                 writer.write(head + (b"" if method == "HEAD" else body))
+                self.sent += len(body)
+                if path in self.halved:
+                    raise ConnectionResetError
                 await writer.drain()
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, OSError):
             writer.close()
