@@ -4,6 +4,7 @@ mod erofs;
 mod error;
 mod launch;
 mod mount;
+mod network;
 mod pool;
 mod seccomp;
 
@@ -14,6 +15,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     erofs::export(module)?;
     launch::export(module)?;
     mount::export(module)?;
+    network::export(module)?;
     pool::export(module)?;
     seccomp::export(module)
 }

@@ -1,5 +1,6 @@
 //! System calls with owned descriptors and named errors: the only crate of the workspace that may say `unsafe`.
 
+mod bpf;
 mod btrfs;
 mod cache;
 mod carry;
@@ -13,11 +14,13 @@ mod mount;
 mod mountfd;
 mod myself;
 mod namespaces;
+mod netns;
 mod raw;
 mod sealed;
 mod spawn;
 mod step;
 
+pub use bpf::{attach_to_device, BpfMap, Side};
 pub use btrfs::{
     filesystem_id, quota_enable_simple, subvolume_create, subvolume_delete, subvolume_id, subvolume_limit,
     subvolume_snapshot,
@@ -35,6 +38,7 @@ pub use mountfd::{
     MOUNT_ATTR_RDONLY,
 };
 pub use namespaces::{make_namespaces, make_stage, Namespaces, IDS};
+pub use netns::{device_index, duplicate, make_netns, socket_in, this_netns, within};
 pub use sealed::{borrow, sealed_file};
 pub use spawn::{spawn, wait, Program, Spawned};
 pub use step::{Fd, Place, Step, SLOTS};

@@ -233,7 +233,7 @@ fn open_network(net: &OwnedFd, proc: &OwnedFd, base: u32) -> Result<()> {
     })
 }
 
-fn in_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+pub(crate) fn in_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
         std::thread::Builder::new()
             .spawn_scoped(scope, work)

@@ -324,6 +324,7 @@ class Echo:
         self._log = _Log()
         self._servers: list[asyncio.Server] = []
         self._transports: list[asyncio.DatagramTransport] = []
+        self._writers: set[asyncio.StreamWriter] = set()
 
     @property
     def seen(self) -> list[tuple[str, str, bytes]]:
@@ -340,6 +341,8 @@ class Echo:
         async def close() -> None:
             for server in self._servers:
                 server.close()
+            for writer in self._writers:
+                writer.transport.abort()
             for transport in self._transports:
                 transport.close()
 
@@ -356,6 +359,7 @@ class Echo:
 
     async def _tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = writer.get_extra_info("peername")[0]
+        self._writers.add(writer)
         try:
             while data := await reader.read(_HEAD):
                 self._log.add(("tcp", client, data[:64]))
@@ -364,6 +368,7 @@ class Echo:
         except OSError:
             pass
         finally:
+            self._writers.discard(writer)
             writer.close()
 
 
