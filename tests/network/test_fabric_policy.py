@@ -9,8 +9,8 @@ import pytest
 from dsec.kernel.errors import KernelError
 from dsec.kernel.network import NetFabric
 from dsec.model.network import Allow, NetLimits
+from dsec.testing.fabric import Cell, cells, connect, fabric_in, until
 from dsec.testing.internet import HOST, METADATA, NEIGHBOUR, Internet
-from fabrickit import Cell, cells, connect, fabric_in, until
 
 pytestmark = pytest.mark.root
 

@@ -44,7 +44,7 @@ class FabricSettings:
     """Settings of the node's network of sandboxes."""
 
     range_v4: str = setting("100.96.0.0/12", "IPv4 addresses of sandboxes; nothing else the host reaches may lie in it")
-    range_v6: str = setting("fd64:7365:6300::/64", "IPv6 addresses of sandboxes, a /64")
+    range_v6: str = setting("fd64:7365:6300::/64", "IPv6 addresses of sandboxes; the first /64 of it is used")
     mtu: int = setting(1500, "largest packet of a sandbox in bytes; at most that of the host's way out")
     relay_port: int = setting(3129, "port of the relay inside the node's router")
 
@@ -74,7 +74,7 @@ class NetFabric:
         self._pins = self._root / "maps"
         self._pin = self._root / "router"
         self._v4 = ipaddress.IPv4Network(settings.range_v4)
-        self._v6 = ipaddress.IPv6Network(settings.range_v6)
+        self._v6 = ipaddress.IPv6Network((ipaddress.IPv6Network(settings.range_v6).network_address, 64))
         self.gateway_v4, self.gateway_v6 = str(self._v4[1]), str(self._v6[1])
         digest = sha256(str(directory.absolute()).encode()).hexdigest()[:8]
         self._uplink, self._table = f"dsec-{digest}", f"dsec_{digest}"
@@ -83,6 +83,7 @@ class NetFabric:
         self._sysctls = HostSysctls(self._root / "sysctls.json")
         self._lock = threading.Lock()
         self._linked: dict[int, _Linked] = {}
+        self._ahead: set[int] = set()
         self._blocks: set[int] = set()
         self._next_view = 1
 
@@ -104,9 +105,9 @@ class NetFabric:
 
     def _open_router(self) -> None:
         with kernel_op("open", str(self._pin)):
-            self._pin.touch()
             new = not os.path.ismount(self._pin)
             if new:
+                self._pin.touch()
                 self._router = from_kernel(_native.make_netns)()
                 mount(f"/proc/self/fd/{self._router}", str(self._pin), "", _MS_BIND)
             else:
@@ -144,14 +145,15 @@ class NetFabric:
         self._next_view = max(views.keys() | kept, default=0) + 1
 
     def close(self, keep: bool) -> None:
-        if not keep:
-            for slot in self.linked():
-                self.unlink(slot)
-            if self._host >= 0:
-                self._links.cut_uplink(self._uplink)
-                delete_table(self._host, self._table)
-                self._sysctls.restore(self._host)
+        for slot in self._ahead.copy() if keep else self._linked.copy():
+            self.unlink(slot)
+        if not keep and "_links" in self.__dict__:
+            self._links.cut_uplink(self._uplink)
+            delete_table(self._host, self._table)
+            self._sysctls.restore(self._host)
         self._linked.clear()
+        self._ahead.clear()
+        self._blocks.clear()
         self._maps = {}
         for name in ("_hook", "_links", "_ledger"):
             self.__dict__.pop(name, None)
@@ -169,9 +171,22 @@ class NetFabric:
             raise KernelError("address", f"slot {slot} of {self._v4}", ERANGE)
         return Address(slot=slot, v4=str(self._v4[_FIRST + slot]), v6=str(self._v6[_FIRST + slot]))
 
+    def prepare(self, slot: int, netns: int) -> None:
+        """Makes a link ahead, for the `link` of the same slot and namespace to find. It is no sandbox's until then."""
+        self.link(slot, netns)
+        with self._lock:
+            self._ahead.add(slot)
+
     def link(self, slot: int, netns: int) -> None:
-        if slot in self._linked:
-            raise KernelError("link", _name(slot), EEXIST)
+        with self._lock:
+            linked = self._linked.get(slot)
+            if linked is not None:
+                if slot not in self._ahead or os.fstat(netns).st_ino != linked.box.netns:
+                    raise KernelError("link", _name(slot), EEXIST)
+                self._ahead.discard(slot)
+                return
+        if self._host < 0:
+            raise KernelError("link", "the network is not open", ENODEV)
         self.unlink(slot)
         self._reach(slot)
         own = self.address(slot)
@@ -198,11 +213,14 @@ class NetFabric:
 
     def linked(self) -> frozenset[int]:
         with self._lock:
-            return frozenset(self._linked)
+            return frozenset(self._linked.keys() - self._ahead)
 
     def unlink(self, slot: int) -> None:
         with self._lock:
             linked = self._linked.pop(slot, None)
+            self._ahead.discard(slot)
+            if linked is None and self._host < 0:
+                return
         # The device first: from here on nothing passes, whatever the maps still say.
         from_kernel(self._links.unlink)(_name(slot))
         from_kernel(self._maps["groups"].remove)(_number(slot))

@@ -3,9 +3,10 @@
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
 
 from dsec.kernel.clock import SystemClock
 from dsec.kernel.network import FabricSettings, NetFabric
@@ -13,8 +14,10 @@ from dsec.model.network import Allow, NetLimits
 from dsec.testing.internet import Internet
 from dsec.testing.netns import Netns
 
-# Long, since the machine may be busy: what is refused answers at once.
+# Seconds. Long, since the machine may be busy: what is refused answers at once.
 SOON = 4.0
+__all__ = ["Cell", "cells", "checksum", "connect", "datagram", "fabric_in", "until"]
+
 LIMITS = NetLimits()
 
 
@@ -31,10 +34,11 @@ class Cell(Netns):
         self.fabric.link(self.slot, self.fd)
         return self
 
-    def __exit__(self, *what: object) -> None:
-        if self.fabric.gateway_v4:
-            self.fabric.unlink(self.slot)
-        super().__exit__(None, None, None)
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.fabric.unlink(self.slot)
+        super().__exit__(kind, value, trace)
 
     def allow(self, *allows: Allow, limits: NetLimits = LIMITS, group: int = 0) -> None:
         self.fabric.apply(self.slot, allows, limits, group)
@@ -109,9 +113,9 @@ def echo(address: str, seconds: float) -> str:
 
 
 @contextmanager
-def fabric_in(internet: Internet, state: Path, **settings: object) -> Iterator[NetFabric]:
+def fabric_in(internet: Internet, state: Path) -> Iterator[NetFabric]:
     """A fabric whose host is the fake one; removed whole at the end."""
-    made = NetFabric(state, FabricSettings(**settings), SystemClock(), host=internet.host.fd)
+    made = NetFabric(state, FabricSettings(), SystemClock(), host=internet.host.fd)
     try:
         made.open()
         yield made
@@ -125,9 +129,9 @@ def cells(fabric: NetFabric, slots: Sequence[int]) -> Iterator[list[Cell]]:
         yield [stack.enter_context(Cell(fabric, slot)) for slot in slots]
 
 
-def until(what: "object", seconds: float = 5.0) -> None:
+def until(what: Callable[[], object], seconds: float = 5.0) -> None:
     """Waits for something that the kernel announces to nobody."""
     end = time.monotonic() + seconds
-    while not what():  # type: ignore[operator]
+    while not what():
         assert time.monotonic() < end, "it did not come about"
         time.sleep(0.01)
