@@ -7,13 +7,13 @@ from pathlib import Path
 
 import uvloop
 
-from bench import create, density, exec, files, layers, neighbours
+from bench import create, density, exec, files, layers, mirror, neighbours
 from bench.figures import OUT
 
 __all__ = ["main"]
 
 BENCHMARKS = {
-    "create": create.run, "exec": exec.run, "density": density.run, "files": files.run, "layers": layers.run,
+    "create": create.run, "exec": exec.run, "density": density.run, "files": files.run, "layers": layers.run, "mirror": mirror.run,
     "neighbours": neighbours.run,
 }  # fmt: skip
 

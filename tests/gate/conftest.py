@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gate.site import Site, site_of
+from dsec.testing.gatesite import Site, site_of
 
 
 @pytest.fixture(scope="module")

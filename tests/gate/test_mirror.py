@@ -15,10 +15,10 @@ import pytest
 
 from dsec.gate.settings import GateSettings, MirrorService
 from dsec.model.network import MirrorRule, Policy
+from dsec.testing.gatesite import GATEWAY, Site, site_of
 from dsec.testing.internet import NAMESERVERS
 from dsec.testing.netservices import Record, Web
-from gate.fakeindex import FakeIndex, day, wheel
-from gate.site import GATEWAY, Site, site_of
+from dsec.testing.packageindex import PackageIndex, day, wheel
 
 pytestmark = [
     pytest.mark.root,
@@ -57,8 +57,8 @@ def web(site: Site) -> Web:
 
 
 @pytest.fixture(scope="module")
-def index(web: Web) -> FakeIndex:
-    made = FakeIndex(web, "index.test")
+def index(web: Web) -> PackageIndex:
+    made = PackageIndex(web, "index.test")
     for version, at in (("1.0", "2024-01-01"), ("1.1", "2024-06-01"), ("2.0", "2025-01-01")):
         made.add_wheel("tool", version, at)
         made.add_package("left", f"{version}.0", at)
@@ -72,7 +72,7 @@ def index(web: Web) -> FakeIndex:
 
 
 @pytest.fixture(autouse=True)
-def ready(site: Site, index: FakeIndex) -> None:
+def ready(site: Site, index: PackageIndex) -> None:
     date(site, "2024-07-01")
     date(site, None, box=1)
     site.flows.clear()
@@ -225,7 +225,7 @@ def test_a_file_that_is_not_the_indexs_is_refused_and_not_kept(site: Site, cache
     assert get(site, PYPI, f"/files/altered/{wheel('altered', '0.9')[0]}")[0] == 200
 
 
-def test_a_download_that_breaks_leaves_nothing_and_is_tried_anew(site: Site, index: FakeIndex, cache: Path) -> None:
+def test_a_download_that_breaks_leaves_nothing_and_is_tried_anew(site: Site, index: PackageIndex, cache: Path) -> None:
     name = index.add_wheel("broken", "1.0", "2024-01-01")
     before = sorted(path.name for path in cache.iterdir())
     index.web.halved.add(f"/files/{name}")
@@ -237,7 +237,7 @@ def test_a_download_that_breaks_leaves_nothing_and_is_tried_anew(site: Site, ind
     assert get(site, PYPI, f"/files/broken/{name}") == (200, wheel("broken", "1.0")[1])
 
 
-def test_many_sandboxes_cause_one_download(site: Site, index: FakeIndex) -> None:
+def test_many_sandboxes_cause_one_download(site: Site, index: PackageIndex) -> None:
     name = index.add_wheel("large", "1.0", "2024-01-01")
     _, content = wheel("large", "1.0")
     found: list[tuple[int, bytes]] = []
@@ -253,7 +253,7 @@ def test_many_sandboxes_cause_one_download(site: Site, index: FakeIndex) -> None
     assert [request.path for request in index.web.requests].count(f"/files/{name}") == 1
 
 
-def test_what_is_kept_outlives_the_process_and_half_files_do_not(site: Site, index: FakeIndex, cache: Path) -> None:
+def test_what_is_kept_outlives_the_process_and_half_files_do_not(site: Site, index: PackageIndex, cache: Path) -> None:
     name = wheel("tool", "1.0")[0]
     assert get(site, PYPI, f"/files/tool/{name}")[0] == 200
     (cache / ".half").write_bytes(b"what a killed process leaves")

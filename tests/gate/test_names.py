@@ -8,9 +8,9 @@ import dns.rcode
 import pytest
 
 from dsec.model.network import Allow, Policy
+from dsec.testing.gatesite import BOXES, GATEWAY, Site, rule
 from dsec.testing.internet import HOST
 from dsec.testing.netservices import Record
-from gate.site import BOXES, GATEWAY, Site, rule
 
 pytestmark = pytest.mark.root
 

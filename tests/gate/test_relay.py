@@ -8,10 +8,10 @@ import pytest
 
 from dsec.gate.settings import GateSettings
 from dsec.model.network import Policy
+from dsec.testing.gatesite import Site, read_all, rule, site_of
 from dsec.testing.internet import NAMESERVERS
 from dsec.testing.netns import Netns
 from dsec.testing.netservices import Record, Web
-from gate.site import Site, read_all, rule, site_of
 from gate.test_hello import hello, openssl_hello, records, server_name
 
 pytestmark = pytest.mark.root

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from dsec.gate.catalogue import Answer, Catalogue
-from dsec.gate.credentials import Credentials
+from dsec.gate.credentials import Credentials, Scrubber
 from dsec.gate.files import Files, Stored
 from dsec.gate.head import Head, HeadReader, parse_head
 from dsec.gate.refusal import Refused
@@ -165,9 +165,12 @@ class _Mirror:
                 await wire.send(_head(answer.status, kept, close=True))
                 if request.method == "HEAD":
                     return
+                scrubber = Scrubber(self.credential) if self.credential else None
                 async for data in answer.content.iter_chunked(1 << 18):
                     async with asyncio.timeout(self._settings.idle_seconds):
-                        await wire.send(data)
+                        await wire.send(scrubber.feed(data) if scrubber else data)
+                if scrubber:
+                    await wire.send(scrubber.rest())
         except Refused as refused:
             await self._send(wire, request, _text(502, refused.detail), close=True)
 

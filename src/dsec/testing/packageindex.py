@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from dsec.testing.netservices import Web
 
-__all__ = ["FakeIndex", "day", "module_zip", "wheel"]
+__all__ = ["PackageIndex", "day", "module_zip", "wheel"]
 
 
 def day(text: str) -> float:
@@ -44,7 +44,7 @@ def packed(files: dict[str, str]) -> bytes:
     return out.getvalue()
 
 
-class FakeIndex:
+class PackageIndex:
     """What it knows is pages of a Web server of the fake internet."""
 
     def __init__(self, web: Web, host: str) -> None:
@@ -54,9 +54,11 @@ class FakeIndex:
         self._packages: dict[str, dict[str, dict[str, object]]] = {}
         self._modules: dict[str, list[str]] = {}
 
-    def add_wheel(self, name: str, version: str, uploaded: str | None, content: bytes | None = None) -> str:
+    def add_wheel(
+        self, name: str, version: str, uploaded: str | None, content: bytes | None = None, size: int = 2000
+    ) -> str:
         """A release; `uploaded` None: the index does not say when. `content`: what is served instead of the real file."""
-        filename, real = wheel(name, version)
+        filename, real = wheel(name, version, size)
         file: dict[str, object] = {
             "filename": filename, "url": f"/files/{filename}", "hashes": {"sha256": hashlib.sha256(real).hexdigest()}, "size": len(real),
         }  # fmt: skip
