@@ -7,14 +7,14 @@ from pathlib import Path
 
 import uvloop
 
-from bench import create, density, exec, files, layers, mirror, neighbours
+from bench import create, density, exec, files, layers, mirror, neighbours, net, net_density
 from bench.figures import OUT
 
 __all__ = ["main"]
 
 BENCHMARKS = {
     "create": create.run, "exec": exec.run, "density": density.run, "files": files.run, "layers": layers.run, "mirror": mirror.run,
-    "neighbours": neighbours.run,
+    "neighbours": neighbours.run, "net": net.run, "net-density": net_density.run,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@
 
 #define ALLOWS 16 /* rules of one prefix */
 
-enum verdict { TCX_NEXT = -1, TCX_DROP = 2 };
+enum verdict { NEXT = -1, DROP = 2 };
 enum via { DIRECT = 0, RELAY = 1 };
 /* Marks that nftables in the router acts upon. Nothing outside of the router can set one: they are cleared between namespaces. */
 enum mark { MARK_REFUSED = 0xd5ec0001, MARK_RELAY = 0xd5ec0002 };

@@ -29,7 +29,7 @@ int observe(struct __sk_buff *skb)
 	struct caller caller = {};
 
 	if (read_packet(skb, &p) || (p.protocol == IPPROTO_TCP && (p.flags & (TCP_SYN | TCP_ACK)) != TCP_SYN))
-		return TCX_NEXT;
+		return NEXT;
 	key.netns = task->nsproxy->net_ns->ns.inum;
 	key.family = p.family;
 	key.protocol = p.protocol;
@@ -39,7 +39,7 @@ int observe(struct __sk_buff *skb)
 	caller.pid = task->tgid;
 	bpf_probe_read_kernel(caller.comm, sizeof(caller.comm), task->comm);
 	bpf_map_update_elem(&callers, &key, &caller, BPF_ANY);
-	return TCX_NEXT;
+	return NEXT;
 }
 
 char licence[] SEC("license") = "GPL";

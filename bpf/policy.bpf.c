@@ -166,16 +166,16 @@ static __noinline int refuse(struct hand *h, const struct packet *p, int reason)
 	struct flow flow = {};
 
 	if (!h || !p || !h->meter)
-		return TCX_DROP;
+		return DROP;
 	__sync_fetch_and_add(&h->meter->refused, 1);
 	if (!in_turn(&h->meter->refusal_due, h->now, SECOND / REFUSALS_S, SECOND))
-		return TCX_DROP;
+		return DROP;
 	who(h, p, &flow);
 	tell(h, p, reason, DIRECT, &flow);
 	if (reason == SPOOFED || reason == MALFORMED || reason == FRAGMENT || p->flags & TCP_RST)
-		return TCX_DROP;
+		return DROP;
 	h->skb->mark = MARK_REFUSED;
-	return TCX_NEXT;
+	return NEXT;
 }
 
 static __always_inline int in_range(const struct node *node, const struct address *a, __u8 family)
@@ -277,12 +277,12 @@ static __always_inline int pass(struct hand *h, struct flow *flow)
 {
 	if (!within_rate(&h->meter->egress_due, h->now, h->skb->len, h->box->egress_bytes_s)) {
 		__sync_fetch_and_add(&h->meter->policed, 1);
-		return TCX_DROP;
+		return DROP;
 	}
 	__sync_fetch_and_add(&flow->bytes_out, h->skb->len - ETH_HLEN);
 	if (flow->via == RELAY)
 		h->skb->mark = MARK_RELAY;
-	return TCX_NEXT;
+	return NEXT;
 }
 
 static __always_inline int begin(struct hand *h, const struct packet *p, const struct flow_key *key)
@@ -316,7 +316,7 @@ static __always_inline int begin(struct hand *h, const struct packet *p, const s
 	if (in_turn(&h->meter->refusal_due, h->now, SECOND / REFUSALS_S, SECOND))
 		tell(h, p, BEGUN, via, &flow);
 	there = bpf_map_lookup_elem(&flows, key);
-	return there ? pass(h, there) : TCX_DROP;
+	return there ? pass(h, there) : DROP;
 }
 
 /* False where the sandbox's present view does not let the flow go on in its way. */
@@ -336,11 +336,14 @@ static __always_inline int goes_on(struct hand *h, struct flow *flow, const stru
 	return 0;
 }
 
-/* A new connection on the ports of one that has ended. */
+/* A new connection on the ports of one that has ended; where nothing says "new", whatever comes after the end. */
 static __always_inline int renews(const struct packet *p, const struct flow *flow)
 {
 	__u8 over = flow->state & (ENDED | RESET);
-	return (p->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN && p->protocol == IPPROTO_TCP &&
+
+	if (p->protocol != IPPROTO_TCP)
+		return flow->state & ENDED;
+	return (p->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN &&
 	       (over || (flow->state & (FIN_OUT | FIN_IN)) == (FIN_OUT | FIN_IN));
 }
 
@@ -365,12 +368,12 @@ int from_sandbox(struct __sk_buff *skb)
 	int wrong;
 
 	if (!meet(&h))
-		return TCX_DROP;
+		return DROP;
 	wrong = read_packet(skb, &p);
 	if (!p.family || is_multicast(&p)) {
 		/* ARP, and what every host tells its link by itself: of no interest to anybody. */
 		__sync_fetch_and_add(&h.meter->dropped, 1);
-		return TCX_DROP;
+		return DROP;
 	}
 	if (p.family == 6 ? !same(&p.from, &h.box->v6) : *(__u32 *)p.from.bytes != h.box->v4)
 		return refuse(&h, &p, SPOOFED);
@@ -378,14 +381,14 @@ int from_sandbox(struct __sk_buff *skb)
 		return refuse(&h, &p, wrong);
 	if (in_range(h.node, &p.to, p.family) && is_companion(&h, &p.to, p.family)) {
 		if (within_rate(&h.meter->egress_due, h.now, skb->len, h.box->egress_bytes_s))
-			return TCX_NEXT;
+			return NEXT;
 		__sync_fetch_and_add(&h.meter->policed, 1);
-		return TCX_DROP;
+		return DROP;
 	}
 	if ((p.protocol == IPPROTO_ICMP && p.type != ECHO_REQUEST) ||
 	    (p.protocol == IPPROTO_ICMPV6 && p.type != ECHO6_REQUEST)) {
 		__sync_fetch_and_add(&h.meter->dropped, 1);
-		return TCX_DROP;
+		return DROP;
 	}
 	key_of(&h, &p, 1, &key);
 	flow = bpf_map_lookup_elem(&flows, &key);
@@ -422,7 +425,7 @@ static __always_inline int read_error(struct hand *h, struct packet *p)
 static __always_inline int drop(struct hand *h)
 {
 	__sync_fetch_and_add(&h->meter->dropped, 1);
-	return TCX_DROP;
+	return DROP;
 }
 
 SEC("classifier")
@@ -436,18 +439,18 @@ int to_sandbox(struct __sk_buff *skb)
 	int outward = 0;
 
 	if (!meet(&h))
-		return TCX_DROP;
+		return DROP;
 	if (read_packet(skb, &p) || (p.family == 6 ? !same(&p.to, &h.box->v6) : *(__u32 *)p.to.bytes != h.box->v4))
 		return drop(&h);
 	if (!within_rate(&h.meter->ingress_due, h.now, skb->len, h.box->ingress_bytes_s)) {
 		__sync_fetch_and_add(&h.meter->policed, 1);
-		return TCX_DROP;
+		return DROP;
 	}
 	/* The router's own answer to what was refused. */
 	if (skb->mark == MARK_REFUSED)
-		return TCX_NEXT;
+		return NEXT;
 	if (in_range(h.node, &p.from, p.family) && is_companion(&h, &p.from, p.family))
-		return TCX_NEXT;
+		return NEXT;
 	flags = p.flags;
 	if (p.protocol == IPPROTO_ICMP ? p.type != ECHO_REPLY : p.protocol == IPPROTO_ICMPV6 && p.type != ECHO6_REPLY) {
 		if (!read_error(&h, &p))
@@ -470,7 +473,7 @@ int to_sandbox(struct __sk_buff *skb)
 	if (p.protocol == IPPROTO_TCP && flags & (TCP_FIN | TCP_RST))
 		flow->state |= flags & TCP_RST ? RESET : FIN_IN;
 	__sync_fetch_and_add(&flow->bytes_in, skb->len - ETH_HLEN);
-	return TCX_NEXT;
+	return NEXT;
 }
 
 char licence[] SEC("license") = "GPL";

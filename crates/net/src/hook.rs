@@ -1,21 +1,21 @@
 //! The programs that judge and watch sandboxes' packets, and the events they write.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use aya::maps::{Map, MapData, RingBuf};
-use aya::programs::SchedClassifier;
+use aya::programs::tc::{qdisc_add_clsact, NlOptions, SchedClassifier, TcAttachOptions, TcAttachType};
 use aya::{include_bytes_aligned, Btf, Ebpf, EbpfLoader};
-use dsec_sys::{attach_to_device, Error, Result, Side};
+use dsec_sys::{Error, Result};
 
 static POLICY: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/policy.bpf.o"));
 static OBSERVE: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
 /// The loaded programs. Their maps are pinned, and outlive them; so do the devices that they hang on.
 pub struct Hook {
-    policy: Ebpf,
-    observer: Ebpf,
+    policy: Mutex<Ebpf>,
+    observer: Mutex<Ebpf>,
     events: Mutex<RingBuf<MapData>>,
 }
 
@@ -53,14 +53,21 @@ fn loaded(object: &[u8], pins: &Path, btf: Option<&Btf>, names: &[&str]) -> Resu
     Ok(made)
 }
 
-fn attach(programs: &Ebpf, name: &str, device: u32, side: Side) -> Result<()> {
-    let program: &SchedClassifier = programs
-        .program(name)
+/// Hangs a program on a device of the calling thread's namespace, which holds it until the device goes.
+fn attach(programs: &Mutex<Ebpf>, name: &str, device: &str, side: TcAttachType) -> Result<()> {
+    let mut programs = programs.lock().unwrap_or_else(PoisonError::into_inner);
+    let failed = |e: aya::programs::ProgramError| named("bpf attach", &e);
+    let program: &mut SchedClassifier = programs
+        .program_mut(name)
         .ok_or_else(|| Error::new("bpf attach", name, libc::ENOENT))?
         .try_into()
-        .map_err(|e: aya::programs::ProgramError| named("bpf attach", &e))?;
-    let fd = program.fd().map_err(|e| named("bpf attach", &e))?;
-    attach_to_device(fd.as_fd(), device, side)
+        .map_err(failed)?;
+    // Not by tcx: the kernel waits there for all CPUs at each attachment, while nobody else can change a network.
+    let way = TcAttachOptions::Netlink(NlOptions::default());
+    let id = program.attach_with_options(device, side, way).map_err(failed)?;
+    // Its end would take the program off the device.
+    std::mem::forget(program.take_link(id).map_err(failed)?);
+    Ok(())
 }
 
 impl Hook {
@@ -76,21 +83,23 @@ impl Hook {
         let map = Map::from_map_data(data).map_err(|e| named("bpf events", &e))?;
         let events = RingBuf::try_from(map).map_err(|e| named("bpf events", &e))?;
         Ok(Self {
-            policy,
-            observer,
+            policy: Mutex::new(policy),
+            observer: Mutex::new(observer),
             events: Mutex::new(events),
         })
     }
 
     /// Has what passes a device judged: what comes from the sandbox, and what goes to it. In the calling thread's namespace.
-    pub(crate) fn judge(&self, device: u32) -> Result<()> {
-        attach(&self.policy, "from_sandbox", device, Side::Ingress)?;
-        attach(&self.policy, "to_sandbox", device, Side::Egress)
+    pub(crate) fn judge(&self, device: &str) -> Result<()> {
+        qdisc_add_clsact(device).map_err(|e| named("clsact", &e))?;
+        attach(&self.policy, "from_sandbox", device, TcAttachType::Ingress)?;
+        attach(&self.policy, "to_sandbox", device, TcAttachType::Egress)
     }
 
     /// Has it noted which process begins a connection at a sandbox's own end. In the calling thread's namespace.
-    pub(crate) fn watch(&self, device: u32) -> Result<()> {
-        attach(&self.observer, "observe", device, Side::Egress)
+    pub(crate) fn watch(&self, device: &str) -> Result<()> {
+        qdisc_add_clsact(device).map_err(|e| named("clsact", &e))?;
+        attach(&self.observer, "observe", device, TcAttachType::Egress)
     }
 
     /// A descriptor that is readable while there are events.

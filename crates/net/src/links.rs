@@ -108,7 +108,7 @@ impl Links {
     fn furnish(&self, name: &str, sandbox: BorrowedFd<'_>, own: Ends, gateway: Ends, hook: &Hook) -> Result<u32> {
         let index = within(self.router.as_fd(), || {
             let index = device_index(name)?;
-            hook.judge(index)?;
+            hook.judge(name)?;
             Ok(index)
         })?;
         let requests = vec![
@@ -118,7 +118,7 @@ impl Links {
         locked(&self.to_router).ask("routes", requests)?;
         within(sandbox, || {
             let inside = device_index(INSIDE)?;
-            hook.watch(inside)?;
+            hook.watch(INSIDE)?;
             Route::open()?.ask(
                 "addresses",
                 vec![

@@ -1,8 +1,7 @@
-//! Maps and programs of BPF by system call: what a loader leaves open, namely maps by their pins with keys of any size, and programs
-//! that a device holds by itself, without a link object that somebody has to keep.
+//! Maps of BPF by system call, through their pins, with keys and values of any size.
 
 use std::ffi::CString;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::error::{c_string, check, Error, Result};
 
@@ -10,19 +9,11 @@ const LOOKUP: i32 = 1;
 const UPDATE: i32 = 2;
 const DELETE: i32 = 3;
 const GET: i32 = 7;
-const ATTACH: i32 = 8;
 const INFO: i32 = 15;
 const LOOKUP_BATCH: i32 = 24;
 const BATCH: u32 = 1024;
 /// More than any key of ours, and than the place in a hash table.
 const PLACE: usize = 256;
-
-/// Where a program hangs on a device: what comes in by it, or what goes out.
-#[derive(Debug, Clone, Copy)]
-pub enum Side {
-    Ingress = 46,
-    Egress = 47,
-}
 
 #[repr(C)]
 struct Element {
@@ -56,15 +47,6 @@ struct Info {
     fd: u32,
     length: u32,
     info: u64,
-}
-
-#[repr(C)]
-struct Attach {
-    device: u32,
-    program: u32,
-    side: u32,
-    flags: [u32; 3],
-    revision: u64,
 }
 
 /// # Safety
@@ -215,21 +197,4 @@ impl BpfMap {
             }
         }
     }
-}
-
-/// Hangs a program on a device of the calling thread's namespace, until the device goes.
-///
-/// # Errors
-/// ENODEV for no such device; EINVAL where the kernel has no tcx.
-pub fn attach_to_device(program: BorrowedFd<'_>, device: u32, side: Side) -> Result<()> {
-    let mut attach = Attach {
-        device,
-        program: program.as_raw_fd() as u32,
-        side: side as u32,
-        flags: [0; 3],
-        revision: 0,
-    };
-    // SAFETY: plain numbers.
-    unsafe { bpf(ATTACH, &mut attach, "bpf attach", "tcx")? };
-    Ok(())
 }

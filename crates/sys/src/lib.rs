@@ -20,7 +20,7 @@ mod sealed;
 mod spawn;
 mod step;
 
-pub use bpf::{attach_to_device, BpfMap, Side};
+pub use bpf::BpfMap;
 pub use btrfs::{
     filesystem_id, quota_enable_simple, subvolume_create, subvolume_delete, subvolume_id, subvolume_limit,
     subvolume_snapshot,

@@ -13,15 +13,22 @@ from msgspec import Struct
 
 from dsec import _native
 from dsec.kernel.cgroup import GroupLimits, Hybrid, Unified
+from dsec.kernel.clock import SystemClock
 from dsec.kernel.erofs import ErofsEntry, erofs_image
 from dsec.kernel.errors import KernelError, from_kernel, kernel_op
 from dsec.kernel.mounts import mount_erofs, umount
 from dsec.kernel.namespaces import Namespaces, make_namespaces
+from dsec.kernel.network import FabricSettings, NetFabric
 from dsec.kernel.pool import Pool
 from dsec.kernel.uids import Slots, agent_id, base_id
+from dsec.model.network import Allow, NetLimits
 
 __all__ = ["Doctor", "Mechanism", "Rung", "examine", "too_old"]
 
+_NETWORK = (
+    "without it a create with network rules is refused: it needs BPF with BTF and clsact, veth and nftables in the kernel, and "
+    "nft (apt-get install nftables); while sandboxes are linked the host forwards packets"
+)
 _KERNEL = (6, 13)
 _PYTHON = (3, 11)
 _FILES_A_SANDBOX = 2
@@ -115,6 +122,7 @@ def _attempts(work: Path) -> list[Mechanism]:
                 ),
                 _mechanism("rootfs", _Try("overlay-idmapped", cell.overlay)),
                 _mechanism("cgroups", _Try("v2", cell.unified), _Try("hybrid", cell.hybrid)),
+                _mechanism("network", _Try("clsact-nftables", cell.network), needed=False, advice=_NETWORK),
                 _mechanism("mandatory-access", _Try("apparmor", _apparmor), needed=False),
             ]
         finally:
@@ -177,6 +185,21 @@ class _Workplace:
         layers = [str(self._layer)]
         os.close(from_kernel(_native.assemble)(layers, str(writable), self._made.user, base_id(self._slot)))
         return "lower and upper idmapped, given by descriptor"
+
+    def network(self) -> str:
+        """A router, a link and a policy on a host of its own, so that nothing of this one is changed."""
+        if self._made is None:
+            raise _Unfit("needs namespaces")
+        sandbox = from_kernel(_native.make_netns)()
+        fabric = NetFabric(self._work / "fabric", FabricSettings(), SystemClock(), host=self._made.net)
+        try:
+            fabric.open()
+            fabric.link(self._slot, sandbox)
+            fabric.apply(self._slot, [Allow(network="192.0.2.1/32")], NetLimits(), 0)
+        finally:
+            fabric.close(keep=False)
+            os.close(sandbox)
+        return "programs at each sandbox's link, maps pinned, refusals and translation by nftables"
 
     def unified(self) -> str:
         root = Path("/sys/fs/cgroup")

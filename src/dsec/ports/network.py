@@ -41,6 +41,10 @@ class Fabric(Protocol):
         """Ends this server's part. `keep`: linked sandboxes stay connected and judged; else all is removed."""
         ...
 
+    def prepare(self, slot: int, netns: int) -> None:
+        """Makes ahead what `link` of the same slot and namespace then only has to find; until then it is no sandbox's."""
+        ...
+
     def link(self, slot: int, netns: int) -> None:
         """Puts a device with the slot's addresses and routes into the namespace of the descriptor `netns`; nothing is allowed yet."""
         ...

@@ -1,12 +1,12 @@
 """pytest plugin: a test that leaves something behind in the process or the kernel fails.
 
 Around each test it compares open descriptors, child processes (orphans too), mounts, cgroups, named network namespaces,
-links, loop devices, files in /run/dsec, btrfs subvolumes of the session's pools and temporary directories. What a fixture
+links, pinned maps (by the mount they lie in), loop devices, files in /run/dsec, btrfs subvolumes of the session's pools and temporary directories. What a fixture
 of a wider scope makes is that fixture's until it is torn down, and then has to be gone.
 
 Load it with `-p dsec.testing.leaks`. It gives the session a temporary root of its own (short, since Unix socket paths are)
-and removes it at the end. On a machine where others run DSec at the same time set LEAKS_SHARED_HOST=1: links and named
-namespaces are then not compared, and of cgroups and /run/dsec only what belongs to the session. A test that must leave something carries
+and removes it at the end. On a machine where others run DSec at the same time set LEAKS_SHARED_HOST=1: named
+namespaces are then not compared, and of links, cgroups and /run/dsec only what belongs to the session. A test that must leave something carries
 `@pytest.mark.leaves("what and why")`.
 """
 
@@ -72,9 +72,12 @@ class Census:
         found.update(self._loops())
         found.update(("temporary directory", name) for name in _names(self._root) if name != "p")
         found.update(self._node_files())
+        links = (
+            name for name in _names("/sys/class/net") if self._whole_host or (_is_uplink(name) and self._is_ours(name))
+        )
+        found.update(("network link", name) for name in links)
         if self._whole_host:
             found.update(("network namespace", name) for name in _names("/run/netns"))
-            found.update(("network link", name) for name in _names("/sys/class/net"))
         return found
 
     def _descriptors(self) -> Iterator[tuple[str, str]]:
@@ -157,6 +160,11 @@ class Census:
             }
             self._foreign.add(group)
         return group in self._groups
+
+
+def _is_uplink(name: str) -> bool:
+    """Whether a device has a name like those by which nodes reach their routers."""
+    return name.startswith("dsec-")
 
 
 def _group_of(state: Path) -> str:

@@ -46,6 +46,9 @@ class FakeFabric:
         if not keep:
             self.views.clear()
 
+    def prepare(self, slot: int, netns: int) -> None:
+        """Nothing: `link` makes it then."""
+
     def link(self, slot: int, netns: int) -> None:
         """Nothing is allowed yet."""
         self.views[slot] = ()

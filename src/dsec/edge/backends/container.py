@@ -116,7 +116,7 @@ class Container:
         self._groups: Cgroups = choose_cgroups(node)
         self._pool = Pool(settings.state, device=settings.pool_device, size=settings.pool_bytes)
         self._slots = Slots(str(settings.state))
-        self._namespaces = NamespacePool(self._slots, low=settings.ahead_low, high=settings.ahead_high)
+        self._namespaces = NamespacePool(self._slots, low=settings.ahead_low, high=settings.ahead_high, linker=fabric)
         # In the pool, so that a mount of them names no directory of the host.
         self._sights = Sights(self._pool.root / "sights")
         self._launcher: Launcher | None = None
@@ -209,7 +209,7 @@ class Container:
             full = self._pool.shortage(self._settings.reserve_mb << 20)
             if full:
                 raise BackendFailure(full, aftermath=Aftermath.UNTOUCHED, end=End.CAPACITY)
-            slot = self._namespaces.take_slot(plan.sandbox_id)
+            slot = self._namespaces.take_slot(plan.sandbox_id, linked=plan.link is not None)
         except KernelError as error:
             raise _failure(error, Aftermath.UNTOUCHED) from error
         state = _State(_HANDLE_VERSION, plan.sandbox_id, slot, plan.link is not None)
