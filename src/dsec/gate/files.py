@@ -6,7 +6,6 @@ Readers follow a download while it comes; its last part is held back until the h
 import asyncio
 import hashlib
 import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -97,7 +96,7 @@ class Stored:
 
 
 class Files:
-    """The cache. `folder` is its own."""
+    """The cache. `folder` is there, and its own."""
 
     def __init__(self, folder: Path, settings: GateSettings, upstream: Upstream, group: asyncio.TaskGroup) -> None:
         self._folder = folder
@@ -107,12 +106,12 @@ class Files:
         self._kept: OrderedDict[str, int] = OrderedDict()
         self._coming: dict[str, Stored] = {}
         self._turns = asyncio.Semaphore(settings.downloads)
+        self._number = 0
         self.bytes = 0
         self._load()
 
     def _load(self) -> None:
         """Takes over what an earlier process kept; what it had not finished is removed."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = []
         for path in self._folder.iterdir():
             if path.name.startswith("."):
@@ -134,8 +133,10 @@ class Files:
             path = self._folder / name
             os.utime(path)  # the order outlives this process
             return Stored(path, self._kept[name], done=True)
-        number, temporary = tempfile.mkstemp(prefix=".", dir=self._folder)
-        stored = self._coming[name] = Stored(Path(temporary))
+        self._number += 1
+        temporary = self._folder / f".{self._number}"
+        number = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        stored = self._coming[name] = Stored(temporary)
         self._group.create_task(self._download(wanted, name, stored, number))
         return stored
 

@@ -18,7 +18,7 @@ from dsec.gate.reach import Reach
 from dsec.gate.refusal import Refused
 from dsec.gate.settings import GateSettings
 from dsec.gate.tenants import Tenant
-from dsec.model.network import NameRule, NetworkAnswer
+from dsec.model.network import NameRule, NetworkAnswer, Policy
 from dsec.rules.netpolicy import rule_for
 
 __all__ = ["GRACE_SECONDS", "Found", "Names", "resolver_of"]
@@ -96,11 +96,11 @@ class Names:
             found = Found(kept[1].addresses, max(1, int(kept[0] - now)), kept[1].exists)
         else:
             found = await self._ask(tenant, name, kind)
+        _still(tenant, policy, name)
         if found.addresses:
             answer = NetworkAnswer(name=name, rule=rule, addresses=found.addresses, seconds=found.ttl + GRACE_SECONDS)
             await self._on_answer(tenant.address.slot, answer)
-        if tenant.policy is not policy:
-            raise Refused("name", "the rules changed meanwhile", name=name)
+            _still(tenant, policy, name)
         if kept is None or kept[0] <= now:
             tenant.answers[(name, kind)] = (now + found.ttl, found)
             while len(tenant.answers) > _KEPT_ANSWERS:
@@ -129,3 +129,9 @@ class Names:
                 return Found(good, max(SHORTEST_TTL, ttl), exists=True)
             target = answer.canonical_name
         return Found((), max(SHORTEST_TTL, min(ttl, 30)), exists=True)
+
+
+def _still(tenant: Tenant, policy: Policy, name: str) -> None:
+    """What was found under rules of before opens nothing under the new ones. Raises Refused."""
+    if tenant.policy is not policy:
+        raise Refused("name", "the rules changed meanwhile", name=name)

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from dsec.gate.credentials import Credentials
 from dsec.gate.exchange import exchange
+from dsec.gate.leave_root import become, enter
 from dsec.gate.messages import (
     Answered,
     Configure,
@@ -125,6 +126,7 @@ async def run(channel_fd: int) -> None:
             raise ValueError("the first frame configures the gate")
         async with asyncio.TaskGroup() as group:
             tenants = _start(first, channel, group)
+            become(str(first.settings["user"]))
             channel.send(Ready())
             await _obey(channel, tenants)
             raise _Over
@@ -145,7 +147,8 @@ def _start(setup: Configure, channel: Channel, group: asyncio.TaskGroup) -> Tena
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUERY_BUFFER)
     group.create_task(Resolver(tenants, names, settings, setup.gateway).serve(udp, _sockets(setup.tcp)))
     group.create_task(Relay(tenants, names, settings, credentials, exchange).serve(_sockets(setup.relay)))
-    mirrors = Mirrors(tenants, settings, setup.services, credentials, Path(setup.cache))
+    enter(Path(setup.cache), settings.user)
+    mirrors = Mirrors(tenants, settings, setup.services, credentials, Path())
     group.create_task(mirrors.serve({service: _sockets(numbers) for service, numbers in setup.mirrors.items()}))
     return tenants
 

@@ -18,6 +18,7 @@ GATEWAY_NAMES = ("mirror.dsec.internal", "gateway.dsec.internal")
 class GateSettings:
     """The resolver, relay and mirrors. Limits are for each sandbox unless they say otherwise."""
 
+    user: str = setting("nobody", "user of the host that the process becomes once it has its sockets")
     nameservers: tuple[str, ...] = setting((), "addresses of DNS servers to ask; none: those of /etc/resolv.conf")
     queries_s: int = setting(50, "DNS queries a second; four times as many at once")
     wildcard_names_min: int = setting(
@@ -35,7 +36,7 @@ class GateSettings:
     downloads: int = setting(32, "downloads of mirrors at once, of the node")
 
     def __post_init__(self) -> None:
-        check_positive(self, *(name for name in self.__dataclass_fields__ if name != "nameservers"))
+        check_positive(self, *(name for name in self.__dataclass_fields__ if name not in ("user", "nameservers")))
 
 
 class MirrorService(Struct, frozen=True, kw_only=True):

@@ -311,6 +311,9 @@ class Web:
                 if path in self.halved:
                     raise ConnectionResetError
                 await writer.drain()
+                if fields.get("connection") == "close":
+                    writer.close()
+                    return
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, OSError):
             writer.close()
 
