@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bench.figures import Figure, Report, machine, summary
+from bench.peers.docker import why_not
 from dsec.kernel.network import NetFabric
 from dsec.model.network import Allow, NetLimits, Policy, Protocol
 from dsec.rules.netpolicy import judge
@@ -236,5 +237,5 @@ async def run(quick: bool) -> tuple[Report, dict[str, str]]:
         "streams_bytes_s": streams, "turns_us": turns, "policy_change_ms": summary(changed), "link_ahead_ms": summary(ready),
         "link_ms": summary(made), "probes_wrong": wrong,
     }  # fmt: skip
-    missing = {"docker bridge": "its links hang on the host's own namespace, where no test traffic may go"}
+    missing = {"docker bridge": why_not() or "its links hang on the host's own namespace, where no test traffic may go"}
     return Report(name="net", machine=facts, figures=figures, raw=raw, quick=quick), missing

@@ -120,7 +120,8 @@ def test_opening_and_closing_leave_the_host_as_it_was(internet: Internet, tmp_pa
 
 
 def test_two_nodes_share_a_host(internet: Internet, tmp_path: Path) -> None:
-    with fabric_in(internet, tmp_path / "a") as one, fabric_in(internet, tmp_path / "b") as two:
+    """In either order of leaving: forwarding ends with the last."""
+    with fabric_in(internet, tmp_path / "b") as two, fabric_in(internet, tmp_path / "a") as one:
         with cells(one, [3]) as (a,), cells(two, [300]) as (b,):
             a.allow(Allow(network="0.0.0.0/0"))
             b.allow(Allow(network=f"{OPEN}/32"))

@@ -1,7 +1,10 @@
 """Settings of the kernel's network: all of the router's own, and the few of the host's that forwarding needs, which are put back."""
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import ENOENT
 from pathlib import Path
 
@@ -31,44 +34,55 @@ def router_sysctls(netns: int) -> None:
 
 
 class HostSysctls:
-    """Forwarding on the host. `kept`: file with the values from before, as long as they are changed."""
+    """Forwarding on the host, which all nodes of one share: the first turns it on, the last puts back what was before. `run`: where that is
+    kept meanwhile, by namespace."""
 
-    def __init__(self, kept: Path) -> None:
-        self._kept = kept
+    def __init__(self, run: Path = Path("/run/dsec")) -> None:
+        self._run = run
 
     def set(self, netns: int) -> None:
         """Turns forwarding on; where it is off, what was before is kept first. Raises KernelError."""
-        before = {name: _exchange(netns, _NET + name, None) for name in _HOST}
-        changed = {name: value for name, value in before.items() if value != _HOST[name]}
-        if "ipv6/conf/all/forwarding" in changed:
-            # A forwarding host no longer listens to routers, unless it is told to: its own way out may come from one.
-            for name in _interfaces(netns):
-                path = f"ipv6/conf/{name}/accept_ra"
-                if _exchange(netns, _NET + path, None) == "1":
-                    changed[path] = "1"
-        if not changed:
-            return
-        with kernel_op("write", str(self._kept)):
-            earlier = json.loads(self._kept.read_text()) if self._kept.exists() else {}
-            self._kept.write_text(json.dumps({**changed, **earlier}))
-        for name in changed:
-            _exchange(netns, _NET + name, _HOST.get(name, "2"))
+        with self._alone(netns) as kept:
+            before = {name: _exchange(netns, _NET + name, None) for name in _HOST}
+            changed = {name: value for name, value in before.items() if value != _HOST[name]}
+            if "ipv6/conf/all/forwarding" in changed:
+                # A forwarding host no longer listens to routers, unless it is told to: its own way out may come from one.
+                for name in _interfaces(netns):
+                    path = f"ipv6/conf/{name}/accept_ra"
+                    if _exchange(netns, _NET + path, None) == "1":
+                        changed[path] = "1"
+            if not changed:
+                return
+            earlier = json.loads(kept.read_text()) if kept.exists() else {}
+            kept.write_text(json.dumps({**changed, **earlier}))
+            for name in changed:
+                _exchange(netns, _NET + name, _HOST.get(name, "2"))
 
-    def restore(self, netns: int) -> None:
-        """Puts back what `set` changed. Raises KernelError."""
-        if not self._kept.exists():
-            return
-        with kernel_op("read", str(self._kept)):
-            before = json.loads(self._kept.read_text())
-        for name, value in before.items():
+    def restore(self, netns: int, prefix: str) -> None:
+        """Puts back what `set` changed, unless a device with a name of `prefix` says that another node is there. Raises KernelError."""
+        with self._alone(netns) as kept:
+            if not kept.exists() or any(name.startswith(prefix) for name in _interfaces(netns)):
+                return
+            for name, value in json.loads(kept.read_text()).items():
+                try:
+                    _exchange(netns, _NET + name, value)
+                except KernelError as error:
+                    # An interface may have gone meanwhile.
+                    if error.errno != ENOENT:
+                        raise
+            kept.unlink()
+
+    @contextmanager
+    def _alone(self, netns: int) -> Iterator[Path]:
+        """The file of the namespace's values, while no other node reads or writes it."""
+        with kernel_op("sysctls", str(self._run)):
+            self._run.mkdir(parents=True, exist_ok=True, mode=0o755)
+            lock = os.open(self._run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                _exchange(netns, _NET + name, value)
-            except KernelError as error:
-                # An interface may have gone meanwhile.
-                if error.errno != ENOENT:
-                    raise
-        with kernel_op("unlink", str(self._kept)):
-            os.unlink(self._kept)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield self._run / f"sysctls-{os.fstat(netns).st_ino}.json"
+            finally:
+                os.close(lock)
 
 
 def _interfaces(netns: int) -> list[str]:

@@ -31,6 +31,7 @@ from dsec.ports.network import SlotFlow
 __all__ = ["FabricSettings", "NetFabric"]
 
 _LAYOUT = "1"
+_DEVICE = "dsec-"
 _FIRST = 256
 _BLOCK = 256
 _MS_BIND = 0x1000
@@ -77,10 +78,10 @@ class NetFabric:
         self._v6 = ipaddress.IPv6Network((ipaddress.IPv6Network(settings.range_v6).network_address, 64))
         self.gateway_v4, self.gateway_v6 = str(self._v4[1]), str(self._v6[1])
         digest = sha256(str(directory.absolute()).encode()).hexdigest()[:8]
-        self._uplink, self._table = f"dsec-{digest}", f"dsec_{digest}"
+        self._uplink, self._table = f"{_DEVICE}{digest}", f"dsec_{digest}"
         self._given = host
         self._host = self._router = -1
-        self._sysctls = HostSysctls(self._root / "sysctls.json")
+        self._sysctls = HostSysctls()
         self._lock = threading.Lock()
         self._linked: dict[int, _Linked] = {}
         self._ahead: set[int] = set()
@@ -150,7 +151,7 @@ class NetFabric:
         if not keep and "_links" in self.__dict__:
             self._links.cut_uplink(self._uplink)
             delete_table(self._host, self._table)
-            self._sysctls.restore(self._host)
+            self._sysctls.restore(self._host, _DEVICE)
         self._linked.clear()
         self._ahead.clear()
         self._blocks.clear()

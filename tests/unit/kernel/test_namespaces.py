@@ -108,3 +108,61 @@ def test_a_refusal_is_remembered_and_its_slot_comes_back(maker: Maker, slots: Sl
     pool.close()
     assert pool.failure is not None
     assert pool.failure.errno == 28
+
+
+class FakeLinker:
+    """Stands for the fabric: which slots have a link. `error`: what the next one meets."""
+
+    def __init__(self) -> None:
+        self.linked: set[int] = set()
+        self.error: KernelError | None = None
+        self.changed = threading.Condition()
+
+    def prepare(self, slot: int, netns: int) -> None:
+        with self.changed:
+            self.changed.notify_all()
+            if self.error is not None:
+                error, self.error = self.error, None
+                raise error
+            self.linked.add(slot)
+
+    def unlink(self, slot: int) -> None:
+        self.linked.discard(slot)
+
+    def wait(self, enough: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(enough, WAIT)
+
+
+def test_links_are_made_ahead_from_the_first_that_was_asked_for(maker: Maker, slots: Slots) -> None:
+    linker = FakeLinker()
+    pool = NamespacePool(slots, low=1, high=2, linker=linker)
+    pool.open()
+    maker.wait(lambda: len(maker.made) == 2)
+    assert linker.linked == set()
+    first = pool.take_slot("one", linked=True)
+    assert first not in linker.linked, "the first is linked by its create"
+    linker.wait(lambda: len(linker.linked) == 2)
+    maker.wait(lambda: pool.ready == 4)
+    second = pool.take_slot("two", linked=True)
+    assert second in linker.linked
+    plain = pool.take_slot("three")
+    assert plain not in linker.linked
+    pool.namespaces(second, "two").close()
+    for slot, name in ((first, "one"), (second, "two"), (plain, "three")):
+        pool.give_back(slot, name)
+    pool.close()
+    # Given away with its set: its sandbox's stop takes the link.
+    assert linker.linked == {second}
+
+
+def test_a_link_that_cannot_be_made_loses_neither_slot_nor_set(maker: Maker, slots: Slots) -> None:
+    linker = FakeLinker()
+    linker.error = KernelError("link", "netlink", 95)
+    pool = NamespacePool(slots, low=1, high=1, linker=linker)
+    pool.open()
+    taken = pool.take_slot("one", linked=True)
+    linker.wait(lambda: linker.error is None)
+    pool.give_back(taken, "one")
+    pool.close()
+    assert linker.linked == set()
