@@ -137,9 +137,12 @@ def test_no_other_host_gets_it(site: Site, server: EchoOfHeads) -> None:
     )
     with pytest.raises(ConnectionResetError):
         site.get(ADDRESS, "other.test")
-    assert site.wait_for(site.refused)[-1].reason == "credential"
+    assert site.told("credential")
     with pytest.raises(ConnectionResetError):
         site.plain(ADDRESS, b"TRACE / HTTP/1.1\r\nHost: api.test\r\n\r\n")
+    site.names(rule("api.test", 443, credential="api"), rule("ended.test", 443))
+    with pytest.raises(OSError):  # nobody can add it there, so it is not silently left out
+        site.tls(ADDRESS, "api.test", "api.test")
     site.tls(ADDRESS, "ended.test", "ended.test")  # a rule without the credential: not decrypted, nothing added
     assert [SECRET.encode() in head for head in server.heads] == [False]
 
@@ -156,7 +159,7 @@ def test_a_server_that_the_host_does_not_trust_gets_nothing(site: Site) -> None:
     finally:
         impostor.close()
     assert impostor.heads == []
-    assert site.wait_for(site.refused)[-1].reason == "tls"
+    assert site.told("tls")
 
 
 @pytest.mark.root

@@ -178,8 +178,7 @@ def test_a_direct_address_of_a_newer_file_is_refused_and_told(site: Site) -> Non
     newer, older = wheel("tool", "2.0")[0], wheel("tool", "1.0")[0]
     assert get(site, PYPI, f"/files/tool/{newer}", box=1)[0] == 200  # in the node's cache now
     assert get(site, PYPI, f"/files/tool/{newer}")[0] == 404
-    flow = site.wait_for(site.refused)[-1]
-    assert (flow.reason, flow.name) == ("mirror_before", f"pypi:{newer}")
+    assert site.told("mirror_before").name == f"pypi:{newer}"
     assert get(site, PYPI, f"/files/tool/{older}")[0] == 200
     for path in (
         "/",
@@ -334,6 +333,24 @@ def test_a_plain_mirror_passes_on_and_only_reads(site: Site) -> None:
     name, content = wheel("tool", "1.0")
     assert get(site, PLAIN, f"/{name}") == (200, content)
     assert get(site, PLAIN, "/none")[0] == 404
+
+
+def test_a_switch_of_the_date_cuts_connections_to_the_mirror(site: Site) -> None:
+    with site.connect(GATEWAY[0], PYPI) as kept:
+        kept.sendall(b"GET /simple/tool/ HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert kept.recv(12) == b"HTTP/1.1 200"
+        date(site, "2024-07-01")  # the same
+        kept.sendall(b"GET /simple/tool/ HTTP/1.1\r\nHost: x\r\n\r\n")
+        while b"HTTP/1.1 200" not in kept.recv(1 << 16):
+            pass
+        date(site, "2024-02-01")
+        site.policy(Policy())
+        with pytest.raises(ConnectionResetError):
+            while kept.recv(1 << 16):
+                pass
+            raise ConnectionResetError
+    date(site, "2024-02-01")
+    assert get(site, PYPI, "/simple/tool/")[1].count(b"<a ") == 1
 
 
 def test_a_sandbox_without_the_service_gets_nothing(site: Site) -> None:

@@ -44,10 +44,6 @@ def ready(site: Site, web: Web) -> None:
     web.forget()
 
 
-def reason(site: Site) -> str:
-    return site.wait_for(site.refused)[-1].reason
-
-
 @pytest.mark.parametrize("address", SHARED)
 def test_an_allowed_name_is_reached_by_http_and_tls(site: Site, web: Web, address: str) -> None:
     assert site.get(address, "a.test", "/x").endswith(b"a.test /x\n")
@@ -91,14 +87,14 @@ def test_names_are_compared_in_one_form(site: Site, web: Web, host: str) -> None
 def test_whatever_does_not_name_an_allowed_host_is_reset_and_told(site: Site, web: Web, data: bytes, why: str) -> None:
     with pytest.raises(ConnectionResetError):
         site.plain(SHARED[0], data)
-    assert reason(site) == why
+    assert site.told(why)
     assert web.requests == []
 
 
 def test_a_name_on_a_port_that_is_not_its_own_is_reset(site: Site) -> None:
     with pytest.raises(ConnectionResetError):
         site.plain(SHARED[0], b"GET / HTTP/1.1\r\nHost: a.test\r\n\r\n", port=22)
-    assert reason(site) == "port"
+    assert site.told("port")
 
 
 def test_the_address_that_a_sandbox_makes_up_does_not_count(site: Site, web: Web) -> None:
@@ -120,7 +116,7 @@ def test_each_request_of_a_kept_connection_is_checked(site: Site, web: Web) -> N
     with pytest.raises(ConnectionResetError):
         site.boxes[0].call(send)
     assert [request.path for request in web.requests] == ["/1", "/2"]
-    assert reason(site) == "host_changed"
+    assert site.told("host_changed")
 
 
 def test_a_name_is_followed_when_its_address_changes(site: Site, web: Web, other: Web) -> None:
@@ -144,7 +140,7 @@ def test_a_name_that_leads_to_a_private_address_is_not_connected(site: Site) -> 
     site.names(rule("a.test", 80))
     with pytest.raises(ConnectionResetError):
         site.get(SHARED[0], "a.test")
-    assert reason(site) == "rebinding"
+    assert site.told("rebinding")
 
 
 class Peer:
@@ -232,7 +228,7 @@ def test_a_switch_of_rules_cuts_what_is_no_longer_allowed_and_nothing_else(site:
         site.policy(Policy())
         with pytest.raises(ConnectionResetError):
             client.recv(100)
-        assert reason(site) == "cut"
+        assert site.told("cut")
 
 
 def test_an_idle_connection_is_cut(site: Site, peer: Peer) -> None:
@@ -248,7 +244,7 @@ def test_silent_and_slow_clients_are_cut_after_the_head_time(site: Site, web: We
     with site.connect(SHARED[0], 80) as client:
         with pytest.raises(ConnectionResetError):
             client.recv(100)
-        assert reason(site) == "no_head"
+        assert site.told("no_head")
     with site.connect(SHARED[0], 80) as client, pytest.raises((ConnectionResetError, BrokenPipeError)):
         for _ in range(100):
             client.sendall(b"GET"[:1])
@@ -265,7 +261,7 @@ def test_connections_of_one_sandbox_are_bounded_and_others_are_served(site: Site
     held = [site.connect(SHARED[0], 80) for _ in range(SETTINGS.connections)]
     try:
         assert site.wait_for(lambda: _refused(site), 3)
-        assert reason(site) == "connections"
+        assert site.told("connections")
         assert b"200 OK" in site.get(SHARED[0], "a.test", box=1)
     finally:
         for sock in held:

@@ -8,6 +8,7 @@ import encodings.idna
 import encodings.latin_1
 import os
 import pwd
+import resource
 from pathlib import Path
 
 import dns.rdtypes.ANY.CNAME
@@ -39,7 +40,9 @@ def enter(folder: Path, user: str) -> None:
 
 
 def become(user: str) -> None:
-    """Gives root and all groups up for good; without root nothing is to be given up. Raises KeyError for an unknown user."""
+    """Takes as many descriptors as the host gives, then gives root and all groups up for good; without root nothing is to be given up. Raises KeyError for an unknown user."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two for each connection
     if os.geteuid() != 0:
         return
     entry = pwd.getpwnam(user)

@@ -68,8 +68,8 @@ class _Mirror:
         """One connection: requests one after the other."""
         wire, port, refused = Wire(sock), sock.getsockname()[1], ""
         try:
-            with tenant.held(lambda policy: policy.mirrors.get(self._service.service) == self._rule(tenant)):
-                self._rule(tenant)
+            rule = self._rule(tenant)
+            with tenant.held(lambda policy: policy.mirrors.get(self._service.service) == rule):
                 await self._requests(tenant, wire)
         except Refused as reason:
             refused = reason.reason

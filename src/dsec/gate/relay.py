@@ -136,6 +136,8 @@ class Relay:
         hello = b"".join(kept)
         credential = self.credentials.find(rule.credential, name) if rule.credential else None
         context = self.credentials.server(credential) if credential else None
+        if rule.credential and context is None:
+            raise Refused("credential", "the operator gave no certificate to end TLS for this host", name=name)
         with connection.tenant.held(self.still(connection, rule)):
             if context is not None:
                 await self._ended_here(connection, hello, context, name)

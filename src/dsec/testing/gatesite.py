@@ -133,6 +133,10 @@ class Site:
     def refused(self, box: int = 0) -> list[Flow]:
         return [event.flow for event in self.flows if event.slot == BOXES[box].slot and event.flow.verdict == "refused"]
 
+    def told(self, reason: str, box: int = 0) -> Flow:
+        """The newest refusal for that reason, once there is one. Raises TimeoutError."""
+        return self.wait_for(lambda: [flow for flow in self.refused(box) if flow.reason == reason])[-1]
+
     def wait_for(self, true: Callable[[], _T], seconds: float = 5.0) -> _T:
         """What `true` gives once it gives something; for what the gate tells a moment later."""
 
