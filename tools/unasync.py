@@ -79,7 +79,7 @@ HOMES = {
     "dsec.model.outcome": ["ExecResult"],
     "dsec.model.plan": ["Usage"],
     "dsec.model.views": [
-        "FileEvent", "FileView", "ImageView", "Me", "ProcessView", "PtySize", "SandboxEvent", "SandboxState", "SandboxView", "SessionView",
+        "FileEvent", "FileView", "ImageView", "Me", "PreviewView", "ProcessView", "PtySize", "SandboxEvent", "SandboxState", "SandboxView", "SessionView",
     ],
     "dsec.sdk._sync.files": ["Files"],
     "dsec.sdk._sync.process": ["Process"],

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dsec.model.views import FileView as FileView
     from dsec.model.views import ImageView as ImageView
     from dsec.model.views import Me as Me
+    from dsec.model.views import PreviewView as PreviewView
     from dsec.model.views import ProcessView as ProcessView
     from dsec.model.views import PtySize as Pty
     from dsec.model.views import SandboxEvent as SandboxEvent
@@ -78,7 +79,7 @@ _HOMES = {
     "dsec.model.plan": ("Usage",),
     "dsec.model.spec": ("MountSpec",),
     "dsec.model.views": (
-        "FileEvent", "FileView", "ImageView", "Me", "ProcessView", "SandboxEvent", "SandboxState", "SandboxView", "SessionView",
+        "FileEvent", "FileView", "ImageView", "Me", "PreviewView", "ProcessView", "SandboxEvent", "SandboxState", "SandboxView", "SessionView",
     ),
     "dsec.sdk._async.client": ("DSecClient",),
     "dsec.sdk._async.files": ("Files",),
@@ -103,7 +104,7 @@ __all__ = [
     "Busy", "CommandFailed", "CommandNotExecutable", "CommandNotFound", "Conflict", "DSecClient", "DSecContainerRunArgs",
     "DSecError", "DeadlineExceeded", "End", "FileEvent", "FileView", "Files", "Flow", "HttpResponse", "ImageUnavailable",
     "ImageView", "InfraError", "Interrupted", "InvalidArgument", "LimitReached", "Me", "MountSpec", "NetLimits", "NetworkRule", "NetworkView", "NotFound", "Outcome", "Output",
-    "PermissionDenied", "Process", "ProcessView", "Pty", "QuotaExceeded", "Refusal", "RequestError", "Result",
+    "PermissionDenied", "PreviewView", "Process", "ProcessView", "Pty", "QuotaExceeded", "Refusal", "RequestError", "Result",
     "RuntimeFailure", "Sandbox", "SandboxEnd", "SandboxEvent", "SandboxFailed", "SandboxLost", "SandboxState", "SandboxView", "Session",
     "SessionView", "TaskError", "TooLarge", "Transfer", "Tunnel", "Unauthenticated", "Unavailable", "Unsupported", "Usage", "sync",
 ]  # fmt: skip

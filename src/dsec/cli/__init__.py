@@ -26,6 +26,7 @@ CLIENT = {
     "logs": "show a process's output",
     "net": "show and set the network of a sandbox, and what it tried",
     "port-forward": "carry connections from this machine to a port of a sandbox",
+    "preview": "make, list and revoke links to a port of a sandbox",
     "inspect": "show all about a sandbox",
     "stop": "stop sandboxes",
 }

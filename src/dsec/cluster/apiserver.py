@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct
 from dsec.cluster.admin import TenancyHandlers, caller
 from dsec.cluster.batch import run_batch
 from dsec.cluster.gate import CreationGate
+from dsec.cluster.links import link_of
 from dsec.cluster.metrics import METRICS_MEDIA, Metrics
 from dsec.cluster.routes import ANY_KEY, ROUTES, CancelCreation, ListSandboxes
 from dsec.cluster.settlement import Settlement
@@ -57,6 +58,10 @@ class ApiServerSettings:
     retry_after: float = setting(2.0, "seconds after which a client is told to try again when the queue is full")
     placement_tries: int = setting(3, "edges that a creation is offered to before it is answered Busy")
     batch_count: int = setting(32768, "most sandboxes of one batch")
+    preview_domain: str | None = setting(
+        None,
+        "domain whose names PORT-ID.DOMAIN lead to this server: preview links have an origin of their own there; none: paths /p/ID/ alone",
+    )
     settle_interval: float = setting(5.0, "seconds between two comparisons of reserved quota with living sandboxes")
 
     def __post_init__(self) -> None:
@@ -108,8 +113,10 @@ class ApiServer:
         await self.settlement.run(self._settings.settle_interval)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if path.startswith(_PREFIX) and path not in _OWN:
+        link, path = link_of(scope, self._settings.preview_domain), scope["path"]
+        if link is not None:
+            await self._visit(scope, receive, self._counted(send), link)
+        elif path.startswith(_PREFIX) and path not in _OWN:
             await self._forward(scope, receive, self._counted(send))
         else:
             await self._app(scope, receive, self._counted(send))
@@ -144,6 +151,17 @@ class ApiServer:
             await edge.api(scope, receive, self._releasing(sandbox_id, send))
         else:
             await edge.api(scope, receive, send)
+
+    async def _visit(self, scope: Scope, receive: Receive, send: Send, link: str) -> None:
+        """A request by a link, whose id names the edge; it needs no key, and one that it carries goes no further."""
+        try:
+            edge = self._edges.get(decode_sandbox_id("s" + link[1:], self._on.id_key).edge)
+        except InvalidArgument:
+            edge = None
+        if edge is None:
+            await refuse(scope, send, NotFound("no such link", what="preview"))
+            return
+        await edge.api(scope, receive, send)
 
     def _releasing(self, sandbox_id: str, send: Send) -> Send:
         async def releasing(message: Any) -> None:

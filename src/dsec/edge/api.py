@@ -10,12 +10,14 @@ from dsec.edge.lifecycle import Lifecycle
 from dsec.edge.network.calls import NetworkHandlers
 from dsec.edge.operations import Operations, fingerprint_of
 from dsec.edge.ports import PortProxy
+from dsec.edge.previews import PreviewKey, Previews
 from dsec.edge.processes import Processes
 from dsec.edge.resident import Resident
 from dsec.edge.routes import (
     FILE_ROUTES,
     NETWORK_ROUTES,
     PORT_ROUTES,
+    PREVIEW_ROUTES,
     PROCESS_ROUTES,
     ROUTES,
     SANDBOX_ROUTES,
@@ -111,7 +113,9 @@ class SandboxHandlers:
             return await self._operations.once(resident, key, "exec", fingerprint_of(body), run, ExecResult)
 
 
-def application(lifecycle: Lifecycle, operations: Operations, journal: Journal, images: Images, clock: Clock) -> App:
+def application(
+    lifecycle: Lifecycle, operations: Operations, journal: Journal, images: Images, clock: Clock, key: PreviewKey
+) -> App:
     """The ASGI application; the scope must carry the caller under "dsec.principal"."""
     door = Door(lifecycle)
     execution = Execution(lifecycle, clock)
@@ -119,6 +123,8 @@ def application(lifecycle: Lifecycle, operations: Operations, journal: Journal, 
     handlers |= bind(PROCESS_ROUTES, Processes(door, operations, execution, clock))
     handlers |= bind(SESSION_ROUTES, Sessions(door, operations, execution, clock))
     handlers |= bind(FILE_ROUTES, Files(door, operations))
-    handlers |= bind(PORT_ROUTES, PortProxy(door))
+    proxy = PortProxy(door)
+    handlers |= bind(PORT_ROUTES, proxy)
+    handlers |= bind(PREVIEW_ROUTES, Previews(door, operations, journal, clock, proxy, key))
     handlers |= bind(NETWORK_ROUTES, NetworkHandlers(door, operations))
     return App(ROUTES, handlers, clock, guard)

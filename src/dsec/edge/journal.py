@@ -21,13 +21,13 @@ from dsec.model.layers import Composition
 from dsec.model.network import NetworkInForce
 from dsec.model.plan import Handle
 from dsec.model.spec import SandboxSpec
-from dsec.model.views import SandboxEvent
+from dsec.model.views import PreviewView, SandboxEvent
 from dsec.rules import lifecycle as table
 from dsec.rules.oplog import Operation, Phase
 
 __all__ = ["Journal", "Row"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _COMPACT_ROWS = 200
 _RESERVE = 2 << 20
 
@@ -57,8 +57,12 @@ _NETWORKS = """
 CREATE TABLE networks (sandbox TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE network_groups (number INTEGER PRIMARY KEY AUTOINCREMENT, project TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (project, name));
 """
+_PREVIEWS = """
+CREATE TABLE previews (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, port INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
+CREATE INDEX previews_of ON previews (sandbox);
+"""
 # What a file of an earlier version lacks.
-_SINCE = {1: _BOOT + _NETWORKS, 2: _NETWORKS}
+_SINCE = {1: _BOOT + _NETWORKS + _PREVIEWS, 2: _NETWORKS + _PREVIEWS, 3: _PREVIEWS}
 
 _EVENT = (
     table.Requested | table.Mounted | table.Started | table.Failed | table.Died | table.StopAsked | table.Expired
@@ -110,6 +114,10 @@ def _row(found: Sequence[object]) -> Row:
     )
 
 
+def _preview(found: tuple[str, str, int, float]) -> PreviewView:
+    return PreviewView(id=found[0], sandbox_id=found[1], port=found[2], expires=found[3])
+
+
 @contextmanager
 def _typed() -> Iterator[None]:
     """SQLite's errors in the taxonomy. A full disk is Busy: nothing has been done yet, and another node may have room."""
@@ -141,7 +149,7 @@ class Journal:
     def _open_schema(self) -> None:
         [version] = self._db.execute("PRAGMA user_version").fetchone()
         if version == 0:
-            self._db.executescript(f"BEGIN;{_SCHEMA}{_NETWORKS}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+            self._db.executescript(f"BEGIN;{_SCHEMA}{_NETWORKS}{_PREVIEWS}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
         elif version in _SINCE:
             self._db.executescript(f"BEGIN;{_SINCE[version]}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
         elif version != SCHEMA_VERSION:
@@ -274,6 +282,30 @@ class Journal:
             ).fetchone()
         return int(found[0])
 
+    def keep_preview(self, preview: PreviewView, now: float) -> None:
+        """A link; those of its sandbox that have expired at `now` are forgotten."""
+        with _typed():
+            self._db.execute("DELETE FROM previews WHERE sandbox = ? AND expires <= ?", (preview.sandbox_id, now))
+            values = (preview.id, preview.sandbox_id, preview.port, preview.expires)
+            self._db.execute("INSERT INTO previews VALUES (?,?,?,?)", values)
+
+    def preview(self, preview: str, now: float) -> PreviewView | None:
+        """A link that has not expired at `now`."""
+        found = self._db.execute("SELECT * FROM previews WHERE id = ? AND expires > ?", (preview, now)).fetchone()
+        return None if found is None else _preview(found)
+
+    def previews(self, sandbox: str, now: float) -> list[PreviewView]:
+        """The links of a sandbox that have not expired at `now`."""
+        found = self._db.execute(
+            "SELECT * FROM previews WHERE sandbox = ? AND expires > ? ORDER BY expires, id", (sandbox, now)
+        )
+        return [_preview(each) for each in found]
+
+    def revoke_preview(self, sandbox: str, preview: str) -> None:
+        """Forgets a link of a sandbox, if there is one."""
+        with _typed():
+            self._db.execute("DELETE FROM previews WHERE sandbox = ? AND id = ?", (sandbox, preview))
+
     def row(self, sandbox: str) -> Row | None:
         """One sandbox, living or gone; None for one not known, or forgotten."""
         found = self._db.execute(f"SELECT {_COLUMNS} FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()
@@ -374,7 +406,7 @@ class Journal:
             old = self._db.execute(
                 "SELECT id FROM sandboxes WHERE gone < ? ORDER BY gone LIMIT ?", (gone_before, _COMPACT_ROWS)
             ).fetchall()
-            for name in ("events", "operations", "networks"):
+            for name in ("events", "operations", "networks", "previews"):
                 self._db.executemany(f"DELETE FROM {name} WHERE sandbox = ?", old)
             self._db.executemany("DELETE FROM sandboxes WHERE id = ?", old)
             stale = self._db.execute(

@@ -17,6 +17,7 @@ from dsec.edge.listing import Listing
 from dsec.edge.network.networks import NetworkParts, Networks
 from dsec.edge.network.settings import NetworkSettings
 from dsec.edge.operations import Operations, OperationSettings
+from dsec.edge.previews import PreviewKey
 from dsec.edge.pulse import Pulse, PulseSettings
 from dsec.edge.recovery import recover
 from dsec.edge.steady import SteadyClock
@@ -132,7 +133,8 @@ class Node:
         )
         self._operations = operations = Operations(self._journal, self._tasks, clock, settings.operations)
         self._retention = operations.retention
-        self._api = application(self.lifecycle, operations, self._journal, foundation.images, clock)
+        links = PreviewKey(settings.number, self._epoch, foundation.id_key, clock)
+        self._api = application(self.lifecycle, operations, self._journal, foundation.images, clock, links)
         self._listing = Listing(self.lifecycle, self._journal)
         self.pulse = Pulse(lambda: list(self.lifecycle.residents.values()), self.lifecycle.feed, settings.pulse)
         self._healthy = False

@@ -23,6 +23,8 @@ from dsec.model.plan import Usage
 from dsec.model.views import (
     ExecRequest,
     FileView,
+    PreviewSpec,
+    PreviewView,
     ProcessView,
     PtySize,
     SandboxEvent,
@@ -38,6 +40,7 @@ __all__ = [
     "FILE_ROUTES",
     "NETWORK_ROUTES",
     "PORT_ROUTES",
+    "PREVIEW_ROUTES",
     "PROCESS_ROUTES",
     "ROUTES",
     "SANDBOX_ROUTES",
@@ -160,4 +163,17 @@ NETWORK_ROUTES = (
           query=calls.LogQuery, answer=list[Flow], permission=_READ, errors=_GONE, tag="network"),
 )  # fmt: skip
 
-ROUTES = SANDBOX_ROUTES + PROCESS_ROUTES + SESSION_ROUTES + FILE_ROUTES + PORT_ROUTES + NETWORK_ROUTES
+PREVIEW_ROUTES = (
+    Route(name="create_preview", method="POST", path=f"{_ID}/previews", summary="Make a link to a port, for whoever has it.",
+          body=PreviewSpec, answer=PreviewView, status=201, permission=_USE, errors=_ACTS, acts=True, tag="previews"),
+    Route(name="list_previews", method="GET", path=f"{_ID}/previews", summary="The links that have not ended.",
+          answer=list[PreviewView], permission=_USE, errors=_GONE, tag="previews"),
+    Route(name="revoke_preview", method="DELETE", path=f"{_ID}/previews/{{preview}}", summary="End a link, at once.",
+          permission=_USE, errors=_GONE, tag="previews"),
+    Route(name="preview_request", method="ANY", path="/p/{preview}/{path:rest}", summary="A request by a link, without a key.",
+          body_media="*/*", answer_media="*/*", errors=(*_GONE, Busy, Unavailable), tag="previews"),
+    Route(name="preview_socket", method="WS", path="/p/{preview}/{path:rest}", summary="A WebSocket by a link, without a key.",
+          errors=(*_GONE, Busy, Unavailable), tag="previews"),
+)  # fmt: skip
+
+ROUTES = SANDBOX_ROUTES + PROCESS_ROUTES + SESSION_ROUTES + FILE_ROUTES + PORT_ROUTES + NETWORK_ROUTES + PREVIEW_ROUTES

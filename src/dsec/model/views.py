@@ -10,7 +10,7 @@ from dsec.model.spec import SandboxSpec
 
 __all__ = [
     "BatchItem", "DirEntry", "ExecRequest", "FileEvent", "FileView", "ImageView", "LayerView",
-    "ListQuery", "Me", "Page",
+    "ListQuery", "Me", "Page", "PreviewSpec", "PreviewView",
     "Problem", "ProcessView", "PtySize", "SandboxEvent", "SandboxState", "SandboxView", "SessionRequest", "SessionRun", "SessionView",
     "StopMany", "Stopped", "StreamEvent", "TreeWritten",
 ]  # fmt: skip
@@ -177,6 +177,24 @@ class FileEvent(Struct, frozen=True, kw_only=True):
 
     event: Literal["created", "modified", "removed", "moved_from", "moved_to", "attributes", "overflow"]
     path: str
+
+
+class PreviewSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A link to `port` that is to last `seconds`, 1 s to 7 days."""
+
+    port: int
+    seconds: float = 3600.0
+
+
+class PreviewView(Struct, frozen=True, kw_only=True):
+    """A link: whoever has it sees `port` of the sandbox until `expires` (Unix seconds). Its path on the server is `/p/ID/`; `url` is where the
+    client that made it reaches that, and empty over HTTP."""
+
+    id: str
+    sandbox_id: str
+    port: int
+    expires: float
+    url: str = ""
 
 
 class SandboxEvent(Struct, frozen=True, kw_only=True):

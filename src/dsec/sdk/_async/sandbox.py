@@ -10,7 +10,17 @@ from dsec.model.errors import InvalidArgument, TooLarge
 from dsec.model.network import Flow, NetworkChange, NetworkRule, NetworkView, Verdict
 from dsec.model.outcome import ExecResult
 from dsec.model.plan import Usage
-from dsec.model.views import ExecRequest, ProcessView, PtySize, SandboxEvent, SandboxView, SessionRequest, SessionView
+from dsec.model.views import (
+    ExecRequest,
+    PreviewSpec,
+    PreviewView,
+    ProcessView,
+    PtySize,
+    SandboxEvent,
+    SandboxView,
+    SessionRequest,
+    SessionView,
+)
 from dsec.sdk._async.files import Files
 from dsec.sdk._async.process import Process
 from dsec.sdk._async.session import Session
@@ -30,6 +40,8 @@ _result = msgspec.json.Decoder(ExecResult)
 _view = msgspec.json.Decoder(SandboxView)
 _usage = msgspec.json.Decoder(Usage)
 _events = msgspec.json.Decoder(list[SandboxEvent])
+_preview = msgspec.json.Decoder(PreviewView)
+_previews = msgspec.json.Decoder(list[PreviewView])
 _network = msgspec.json.Decoder(NetworkView)
 _flows = msgspec.json.Decoder(list[Flow])
 _process = msgspec.json.Decoder(ProcessView)
@@ -269,6 +281,24 @@ class Sandbox:
     async def tunnel(self, port: int) -> Tunnel:
         """Open a TCP connection to 127.0.0.1:`port` in the sandbox. Not repeated. Raises NotFound where nothing listens, SandboxLost."""
         return Tunnel(await self._transport.websocket(self._path("tunnel", str(port))), port)
+
+    async def preview(self, port: int, *, seconds: float = 3600.0, request_id: str | None = None) -> PreviewView:
+        """Make a link by which whoever has it sees `port` over HTTP and WebSocket, without a key, for `seconds` (7 days at most) or until
+        it is revoked or the sandbox ends. Visits count as activity. Raises Busy when the sandbox has its 64 links."""
+        body = _encode(PreviewSpec(port=port, seconds=seconds))
+        made = await self._transport.call("POST", self._path("previews"), _preview, body=body, request_id=request_id)
+        return self._reached(made)
+
+    def _reached(self, preview: PreviewView) -> PreviewView:
+        return msgspec.structs.replace(preview, url=str(self._transport.url(f"/p/{preview.id}/")))
+
+    async def previews(self) -> list[PreviewView]:
+        """Its links that have not ended."""
+        return [self._reached(each) for each in await self._transport.call("GET", self._path("previews"), _previews)]
+
+    async def revoke_preview(self, preview_id: str) -> None:
+        """End a link at once; also one that has ended."""
+        await self._transport.fetch("DELETE", self._path("previews", preview_id))
 
     async def network(self) -> NetworkView:
         """The network rules in force, as they were asked for and as the kernel has them. Raises SandboxLost and Unavailable."""

@@ -8,7 +8,7 @@ import dsec.sdk._async.sandbox as _async
 from dsec.model.network import Flow, NetworkRule, NetworkView, Verdict
 from dsec.model.outcome import ExecResult
 from dsec.model.plan import Usage
-from dsec.model.views import ProcessView, PtySize, SandboxEvent, SandboxView
+from dsec.model.views import PreviewView, ProcessView, PtySize, SandboxEvent, SandboxView
 from dsec.sdk._sync.files import Files
 from dsec.sdk._sync.process import Process
 from dsec.sdk._sync.session import Session
@@ -165,6 +165,19 @@ class Sandbox:
     def tunnel(self, port: int) -> Tunnel:
         """Open a TCP connection to 127.0.0.1:`port` in the sandbox. Not repeated. Raises NotFound where nothing listens, SandboxLost."""
         return Tunnel(self._portal, self._portal.run(self._inner.tunnel(port)))
+
+    def preview(self, port: int, *, seconds: float = 3600.0, request_id: str | None = None) -> PreviewView:
+        """Make a link by which whoever has it sees `port` over HTTP and WebSocket, without a key, for `seconds` (7 days at most) or until
+        it is revoked or the sandbox ends. Visits count as activity. Raises Busy when the sandbox has its 64 links."""
+        return self._portal.run(self._inner.preview(port, seconds=seconds, request_id=request_id))
+
+    def previews(self) -> list[PreviewView]:
+        """Its links that have not ended."""
+        return self._portal.run(self._inner.previews())
+
+    def revoke_preview(self, preview_id: str) -> None:
+        """End a link at once; also one that has ended."""
+        self._portal.run(self._inner.revoke_preview(preview_id))
 
     def network(self) -> NetworkView:
         """The network rules in force, as they were asked for and as the kernel has them. Raises SandboxLost and Unavailable."""
