@@ -23,7 +23,9 @@ from dsec.edge.network.settings import NetworkSettings
 from dsec.edge.node import NodeSettings
 from dsec.edge.operations import OperationSettings
 from dsec.edge.pulse import PulseSettings
+from dsec.gate.settings import GateSettings
 from dsec.images.mounts import MountsConfig
+from dsec.kernel.network import FabricSettings
 from dsec.model.errors import InvalidArgument
 from dsec.model.settings import setting
 
@@ -57,6 +59,8 @@ class Config:
     container: ContainerOptions
     images: MountsConfig
     network: NetworkSettings
+    fabric: FabricSettings
+    gate: GateSettings
 
     @property
     def state(self) -> Path:

@@ -21,17 +21,21 @@ from dsec.config import Config
 from dsec.edge.agent import UnixAgent
 from dsec.edge.backends.container import Container, ContainerOptions, ContainerSettings
 from dsec.edge.gauges import EdgeGauges, Gauge
-from dsec.edge.network.networks import Networks
+from dsec.edge.network.networks import FORBIDDEN, NetworkParts, Networks
 from dsec.edge.node import Foundation, Node
 from dsec.edge.routes import ROUTES
+from dsec.gate.client import GateProcess, GateSetup
+from dsec.gate.services import load_credentials, load_services
 from dsec.images.mounts import NodeImages
 from dsec.images.names import NameStore
 from dsec.images.store import LayerStore
 from dsec.images.volumes import Volumes
+from dsec.kernel.network import NetFabric
 from dsec.kernel.seccomp import command_filter
 from dsec.model.errors import Unsupported
 from dsec.ports.backend import BackendFailure
 from dsec.ports.clock import Clock
+from dsec.ports.network import Fabric
 
 __all__ = ["AETHER", "Built", "clear", "node"]
 
@@ -73,12 +77,37 @@ class Built(Struct, frozen=True):
     edge: Node
 
 
-def _container(config: Config, clock: Clock) -> Container:
+def _network(config: Config, clock: Clock) -> NetworkParts:
+    """What networks stand on. Raises InvalidArgument for a services or credentials file that is wrong."""
+    own, network = config.fabric, config.network
+    services, mirrors = load_services(Path(network.services) if network.services else None, {})
+    credentials = load_credentials(Path(network.credentials) if network.credentials else None)
+    if not network.enabled:
+        return NetworkParts(
+            fabric=None,
+            gate=None,
+            services=services,
+            settings=network,
+            why_not="networks are turned off here (network.enabled)",
+        )
+    fabric = NetFabric(config.state, own, clock)
+    ranges = (own.range_v4, own.range_v6)
+    setup = GateSetup(
+        settings=config.gate, cache=config.state / "mirror", services=mirrors, credentials=credentials,
+        forbidden=(*FORBIDDEN, *network.forbidden, *ranges),
+    )  # fmt: skip
+    return NetworkParts(
+        fabric=fabric, gate=GateProcess(setup, fabric, clock), services=services, settings=network,
+        credentials=frozenset(credential.name for credential in credentials), ranges=ranges,
+    )  # fmt: skip
+
+
+def _container(config: Config, clock: Clock, fabric: Fabric | None) -> Container:
     if not AETHER.is_file():
         raise Unsupported(f"aether is not built: {AETHER} is not there; run ./dev build")
     options = {field.name: getattr(config.container, field.name) for field in fields(ContainerOptions)}
     settings = ContainerSettings(**options, state=config.state, program=AETHER, filter=command_filter())
-    return Container(settings, clock, UnixAgent)
+    return Container(settings, clock, UnixAgent, fabric)
 
 
 def _images(config: Config, clock: Clock, container: Container) -> NodeImages:
@@ -91,7 +120,8 @@ def _images(config: Config, clock: Clock, container: Container) -> NodeImages:
 async def _edge(
     config: Config, clock: Clock, id_key: bytes, iam: SqlIam
 ) -> AsyncIterator[tuple[Node, NodeImages, EdgeGauges]]:
-    container = _container(config, clock)
+    network = _network(config, clock)
+    container = _container(config, clock, network.fabric)
     images = _images(config, clock, container)
     foundation = Foundation(
         directory=config.state,
@@ -107,7 +137,7 @@ async def _edge(
     try:
         async with AsyncExitStack() as stack:
             try:
-                edge = await stack.enter_async_context(Node(foundation, settings))
+                edge = await stack.enter_async_context(Node(foundation, settings, network))
             except BackendFailure as error:
                 raise Unsupported(f"sandboxes cannot run here: {error.detail}") from error
             yield edge, images, EdgeGauges(edge.lifecycle, _gauges(container, edge) | _network_gauges(edge.networks))

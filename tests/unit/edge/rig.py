@@ -111,7 +111,8 @@ async def running(
         if network is not None:
             kernel.fabric, gate = network
             parts = NetworkParts(
-                fabric=kernel.fabric, gate=gate, services=SERVICES, settings=NetworkSettings(), credentials=frozenset({"token"})
+                fabric=kernel.fabric, gate=gate, services=SERVICES, settings=NetworkSettings(), credentials=frozenset({"token"}),
+                ranges=("100.96.0.0/12", "fd5e:c000::/32"),
             )  # fmt: skip
 
         async def on_end(sandbox_id: str) -> None:

@@ -64,13 +64,15 @@ GUARDED = (
 
 
 class NetworkParts(Struct, frozen=True, kw_only=True):
-    """What networks stand on. `fabric` None: this host has none, for the reason `why_not`. `credentials`: names that the gate holds."""
+    """What networks stand on. `fabric` None: this host has none, for the reason `why_not`. `credentials`: names that the gate holds.
+    `ranges`: the sandboxes' own prefixes."""
 
     fabric: Fabric | None
     gate: Gate | None
     services: Mapping[str, Service]
     settings: NetworkSettings
     credentials: frozenset[str] = frozenset()
+    ranges: tuple[str, ...] = ()
     why_not: str = "this node was built without a network"
 
 
@@ -100,21 +102,18 @@ class Networks:
         gate.on_answer, gate.on_flow = self._answered, self._seen
         try:
             await self._work(fabric.open)
-            try:
-                await gate.open()
-            except DSecError:
-                await self._work(fabric.close, True)
-                raise
+            await gate.open()
         except (KernelError, DSecError) as error:
             self.why_not = f"the network cannot be opened: {error}"
             _log.warning("sandboxes have no network: %s", error)
+            await gate.close()
+            await self._work(fabric.close, True)
             return
-        settings = self._on.settings
         self._grounds = replace(
             self._grounds,
             gateway_v4=fabric.gateway_v4,
             gateway_v6=fabric.gateway_v6,
-            forbidden=(*FORBIDDEN, *settings.forbidden, settings.range_v4, settings.range_v6),
+            forbidden=(*FORBIDDEN, *self._on.settings.forbidden, *self._on.ranges),
             credentials=self._on.credentials,
         )
         asyncio.get_running_loop().add_reader(fabric.events_fd(), self._drain)

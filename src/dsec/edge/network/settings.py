@@ -20,10 +20,6 @@ class NetworkSettings:
     enabled: bool = setting(
         True, "false: sandboxes have their loopback alone, and rules that allow anything are refused"
     )
-    range_v4: str = setting(
-        "100.96.0.0/12", "IPv4 prefix of the sandboxes and of the node among them; not used elsewhere"
-    )
-    range_v6: str = setting("fd5e:c000::/32", "IPv6 prefix of the same")
     services: str | None = setting(
         None, "TOML file of named services, laid over those that DSec knows; see docs/network.md"
     )
@@ -38,13 +34,8 @@ class NetworkSettings:
 
     def __post_init__(self) -> None:
         check_positive(self, "log_flows", "sweep_interval")
-        for name, texts in (
-            ("range_v4", (self.range_v4,)),
-            ("range_v6", (self.range_v6,)),
-            ("forbidden", self.forbidden),
-        ):
-            for text in texts:
-                try:
-                    network_of(text)
-                except ValueError as error:
-                    raise InvalidArgument(f"{name}: {error}", field=f"network.{name}") from error
+        for text in self.forbidden:
+            try:
+                network_of(text)
+            except ValueError as error:
+                raise InvalidArgument(f"forbidden: {error}", field="network.forbidden") from error
