@@ -90,7 +90,7 @@ def _network(config: Config, clock: Clock) -> NetworkParts:
             settings=network,
             why_not="networks are turned off here (network.enabled)",
         )
-    fabric = NetFabric(config.state, own, clock)
+    fabric = NetFabric(config.state / "run", own, clock)
     ranges = (own.range_v4, own.range_v6)
     setup = GateSetup(
         settings=config.gate, cache=config.state / "mirror", services=mirrors, credentials=credentials,

@@ -17,6 +17,16 @@ def python_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, python_root: Path) -> Iterator[Place]:
+def standing(tmp_path_factory: pytest.TempPathFactory, python_root: Path) -> Iterator[Place]:
     with Place(tmp_path_factory.mktemp("n"), python_root) as made:
         yield made
+
+
+@pytest.fixture
+def place(standing: Place) -> Iterator[Place]:
+    """The place with a client of the test's own."""
+    standing.client.open()
+    try:
+        yield standing
+    finally:
+        standing.client.close()

@@ -24,6 +24,7 @@ PYTHON = "/opt/python/bin/python3"
 PROBES = Path(__file__).with_name("probes.py").read_text()
 SHARED = ("203.0.113.10", "2001:db8:113::10")
 PLAIN = ("203.0.113.20", "2001:db8:113::20")
+MOVING = ("203.0.113.31", "203.0.113.32")
 _LEFT_OUT = (
     "test",
     "idlelib",
@@ -86,6 +87,7 @@ class Place:
         with ExitStack() as stack:
             self.internet = stack.enter_context(Internet())
             self.web: Web = self.internet.web(SHARED, ["a.test", "b.test", "x.a.test"])
+            self.moving: Web = self.internet.web(MOVING, ["m.test"])
             self.echo: Echo = self.internet.echo(PLAIN, 7)
             for name in ("a.test", "b.test", "x.a.test"):
                 self.points(name, *SHARED)
@@ -95,11 +97,15 @@ class Place:
                 f"[gate]\nnameservers = {json.dumps(list(NAMESERVERS))}\n"
                 "[container]\npool_bytes = 2147483648\nahead_low = 2\nahead_high = 4\n"
             )
-            self.node = Node(self.folder / "state", DSEC_CONFIG=str(config), **self._settings)
+            self.node = Node(
+                self.folder / "state", DSEC_CONFIG=str(config), DSEC_NETWORK_ENABLED="true", **self._settings
+            )
             stack.enter_context(self.internet.host.inside())
             stack.enter_context(self.node)
             self.node.dsec("image", "import", IMAGE, str(self._root))
-            self.client = stack.enter_context(dsec.sync.DSecClient(self.node.url, self.node.api_key))
+            self.client = dsec.sync.DSecClient(self.node.url, self.node.api_key)
+            with self.client, self.box():  # the image is mounted from now on
+                pass
             self._stack = stack.pop_all()
         return self
 
@@ -112,6 +118,11 @@ class Place:
         """From now on `name` has these addresses."""
         self.internet.dns.answer(name, *(Record("AAAA" if ":" in text else "A", text, ttl) for text in addresses))
 
+    def end_flows(self) -> None:
+        """Ends what the echo still holds of flows that were cut without its hearing of it."""
+        self.echo.stop()
+        self.echo.start()
+
     def box(self, rules: Any = None, **more: Any) -> dsec.sync.Sandbox:
         """A sandbox with these rules; use it as a context manager."""
         args = dsec.DSecContainerRunArgs(
@@ -120,11 +131,12 @@ class Place:
         return self.client.run_container(args, timeout=60)
 
     def restart(self) -> None:
-        """The server dies at once, and comes back."""
+        """The server dies at once, and comes back: at another address, with the same key."""
         self.client.close()
         self.node.kill()
         self.node.start()
-        self.client = self._stack.enter_context(dsec.sync.DSecClient(self.node.url, self.node.api_key))
+        self.client = dsec.sync.DSecClient(self.node.url, self.node.api_key)
+        self.client.open()
 
 
 def probe(box: dsec.sync.Sandbox, *probes: Any, user: str | None = None) -> list[str]:

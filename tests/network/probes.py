@@ -43,13 +43,15 @@ def head(host, path):
 
 
 def answer(link):
-    got = b""
-    while data := link.recv(65536):
-        got += data
-    first, _, rest = got.partition(b"\r\n\r\n")
-    if not first:
-        raise ConnectionResetError(104, "no answer")
-    return first.split(b"\r\n")[0].decode() + " " + rest.decode("latin-1").strip()
+    """The status line and body; of a length that is said, since the server keeps the connection."""
+    with link.makefile("rb") as file:
+        first, length = file.readline(), 0
+        if not first:
+            raise ConnectionResetError(104, "no answer")
+        while (line := file.readline().strip()) != b"":
+            name, _, value = line.partition(b":")
+            length = int(value) if name.lower() == b"content-length" else length
+        return first.decode("latin-1").strip() + " " + file.read(length).decode("latin-1").strip()
 
 
 def http(address, port, host, path="/"):
@@ -110,6 +112,15 @@ def listens(port):
         return str(server.getsockname()[1])
 
 
+def serves(port):
+    """Sends back what comes, to one after another, v4 and v6, for ever."""
+    with socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        while True:
+            link, _ = server.accept()
+            with link:
+                link.sendall(link.recv(65536))
+
+
 def held(address, port, mark):
     """A connection that goes on until it breaks, saying into the file `mark` how it goes."""
     with opened(address, port) as link:
@@ -123,7 +134,7 @@ def held(address, port, mark):
             time.sleep(0.1)
 
 
-KNOWN = {f.__name__: f for f in (tcp, udp, http, tls, resolve, dns, ping, raw, listens, held)}
+KNOWN = {f.__name__: f for f in (tcp, udp, http, tls, resolve, dns, ping, raw, listens, serves, held)}
 
 
 def tried(probe):

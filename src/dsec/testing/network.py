@@ -42,7 +42,9 @@ class FakeFabric:
     def close(self, keep: bool) -> None:
         """What is linked stays where it is to be kept."""
         for fd in self._pipe:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
+        self._pipe = (-1, -1)
         if not keep:
             self.views.clear()
 

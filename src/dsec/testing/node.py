@@ -23,8 +23,8 @@ class NodeFailed(Exception):
 class Node:
     """`dsec up` on `state`, on a free port of the loopback; a context manager that ends it with `dsec down`.
 
-    `state`: directory, made where missing and kept at the end. `settings`: more settings as DSEC_* variables. The log is
-    `state`/up.log. Raises NodeFailed.
+    `state`: directory, made where missing and kept at the end. `settings`: more settings as DSEC_* variables; networks are off unless
+    DSEC_NETWORK_ENABLED says otherwise, so that no test touches the machine's own links. The log is `state`/up.log. Raises NodeFailed.
     """
 
     program: tuple[str, ...] = DSEC
@@ -35,7 +35,7 @@ class Node:
         self.url, self.api_key = "", ""
         self._process: subprocess.Popen[bytes] | None = None
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("DSEC_")}  # noqa: TID251
-        self._environ = {**inherited, **settings, "DSEC_NODE_STATE": str(self.state)}
+        self._environ = {**inherited, "DSEC_NETWORK_ENABLED": "false", **settings, "DSEC_NODE_STATE": str(self.state)}
 
     @property
     def pid(self) -> int:
