@@ -25,6 +25,7 @@ from dsec.edge.network.networks import FORBIDDEN, NetworkParts, Networks
 from dsec.edge.node import Foundation, Node
 from dsec.edge.routes import ROUTES
 from dsec.gate.client import GateProcess, GateSetup
+from dsec.gate.defaults import upstreams
 from dsec.gate.services import load_credentials, load_services
 from dsec.images.mounts import NodeImages
 from dsec.images.names import NameStore
@@ -80,7 +81,9 @@ class Built(Struct, frozen=True):
 def _network(config: Config, clock: Clock) -> NetworkParts:
     """What networks stand on. Raises InvalidArgument for a services or credentials file that is wrong."""
     own, network = config.fabric, config.network
-    services, mirrors = load_services(Path(network.services) if network.services else None, {})
+    services, mirrors = load_services(
+        Path(network.services) if network.services else None, upstreams() if network.enabled else {}
+    )
     credentials = load_credentials(Path(network.credentials) if network.credentials else None)
     if not network.enabled:
         return NetworkParts(

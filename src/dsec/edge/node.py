@@ -172,9 +172,9 @@ class Node:
             await self._tasks.__aexit__(None, None, None)
         finally:
             self._operations.flush()
-            await self.networks.close()
             for backend in self._on.backends.values():
                 await backend.close()
+            await self.networks.close()  # after the backends, which hold links made ahead
             self._journal.close()
 
     def _compact_later(self) -> None:

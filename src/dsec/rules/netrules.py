@@ -269,7 +269,7 @@ class _Compiling:
             rule = NetworkRule(hosts=service.hosts, ports=service.ports, credential=credential or None)
             self._hosts(name, rule, service.hosts, field)
             return
-        if options.before is not None and service.mirror not in ("pypi", "npm"):
+        if options.before is not None and service.mirror == "plain":
             raise Unsupported(f"{name} is not shown by date", feature=f"{field}.before")
         if options.modules and service.mirror != "goproxy":
             raise Unsupported(f"{name} has no modules", feature=f"{field}.modules")
