@@ -7,7 +7,7 @@ from dsec.ports.cluster import Scope
 
 __all__ = ["link_of"]
 
-_PATH = re.compile(r"/p/(p[a-z2-7]{31})(?:/|\Z)")
+_PATH = re.compile(r"/p/([^/]+)(?:/|\Z)")
 _LABEL = re.compile(r"\d{1,5}-(p[a-z2-7]{31})\Z")
 
 

@@ -55,6 +55,8 @@ async def test_each_told_path_is_served(tmp_path: Path) -> None:
                 url = re.sub(r"\{\w+\}", "x", path)
                 async with client.request(method.upper(), url) as answer:
                     expected = {401} if operation.get("security") != [] else {200, 503}
+                    if path.startswith("/p/"):
+                        expected = {404}  # "x" is no link
                     assert answer.status in expected, (method, path)
 
 
