@@ -183,3 +183,24 @@ def test_a_burst_of_queries_is_refused_and_others_are_served_meanwhile(site: Sit
     site.boxes[0].call(flood)
     assert site.resolve("b.test", box=1) == ["203.0.113.7"]
     assert len(site.internet.dns.queries) <= 40  # what may be under way at once, and the other one
+
+
+def test_of_a_flood_of_refusals_the_number_is_told(site: Site) -> None:
+    site.flows.clear()
+
+    def ask() -> int:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(5)
+            for number in range(330):
+                sock.sendto(site_query(f"n{number}.evil.test"), (GATEWAY[0], 53))
+                sock.recv(600)
+        return 1
+
+    site.boxes[0].call(ask)
+    site.wait_for(
+        lambda: site.query("last.evil.test") and [flow for flow in site.refused() if flow.name == "last.evil.test"]
+    )
+    told = [flow for flow in site.refused() if flow.reason in ("dns_name", "dns_queries")]
+    missing = sum(int(flow.name) for flow in site.refused() if flow.reason == "unlogged")
+    assert missing > 0
+    assert len(told) + missing >= 331  # nothing is lost without a trace

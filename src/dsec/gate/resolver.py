@@ -78,7 +78,20 @@ class Resolver:
             reply(await self.answer(tenant, data, "udp"))
 
         if not self._free(tenant) or not self._tenants.serve(tenant, "query", self._settings.queries_at_once, work):
+            self._over(tenant, "udp")
             reply(_refused_at_once(data))
+
+    def _over(self, tenant: Tenant, over: str) -> None:
+        tenant.log(
+            Flow(
+                at=0,
+                verdict="refused",
+                address=self._gateway[0],
+                port=RESOLVER_PORT,
+                protocol=over,
+                reason="dns_queries",
+            )
+        )
 
     def _free(self, tenant: Tenant) -> bool:
         if tenant.queries is None:
@@ -101,7 +114,11 @@ class Resolver:
                         if not 0 < length <= _LONGEST_QUERY:
                             return
                         data = await reader.readexactly(length)
-                    answer = await self.answer(tenant, data, "tcp") if self._free(tenant) else _refused_at_once(data)
+                    if self._free(tenant):
+                        answer = await self.answer(tenant, data, "tcp")
+                    else:
+                        self._over(tenant, "tcp")
+                        answer = _refused_at_once(data)
                     writer.write(len(answer).to_bytes(2, "big") + answer)
                     async with asyncio.timeout(_TCP_IDLE_SECONDS):
                         await writer.drain()

@@ -25,17 +25,22 @@ class Tenant:
         self.answers: OrderedDict[tuple[str, str], Any] = OrderedDict()
         self.names: OrderedDict[str, float] = OrderedDict()
         self.under_way: dict[str, int] = {}
-        self.unlogged = 0
+        self._unlogged = 0
         self._log = Bucket(50, 200)
         self._on_flow = on_flow
         self._held: dict[asyncio.Task[Any], Callable[[Policy], bool]] = {}
 
     def log(self, flow: Flow, seconds: float = 0.0) -> None:
-        """Reports a flow; a flood of them is counted only."""
-        if self._log.take(asyncio.get_running_loop().time()):
-            self._on_flow(self.address.slot, flow, seconds)
-        else:
-            self.unlogged += 1
+        """Reports a flow. Of a flood only the number is told, as a refusal `unlogged` with the number for its name."""
+        if not self._log.take(asyncio.get_running_loop().time()):
+            self._unlogged += 1
+            return
+        if self._unlogged:
+            self._on_flow(
+                self.address.slot, Flow(at=0, verdict="refused", reason="unlogged", name=str(self._unlogged)), 0.0
+            )
+            self._unlogged = 0
+        self._on_flow(self.address.slot, flow, seconds)
 
     @contextmanager
     def held(self, allowed: Callable[[Policy], bool]) -> Iterator[None]:
