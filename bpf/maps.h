@@ -27,7 +27,7 @@ struct address {
 /* The node: ranges of sandboxes' addresses, and the gateway. */
 struct node {
 	__be32 net4, mask4, gateway4;
-	__u32 reserved;
+	__u32 relay_port; /* of the gateway: reached by being sent there alone */
 	struct address net6, gateway6; /* a /64 */
 };
 

@@ -26,10 +26,11 @@ struct packet {
 #define ECHO6_REQUEST 128
 #define ECHO6_REPLY 129
 
-static __always_inline int read_transport(struct __sk_buff *skb, __u32 at, struct packet *p)
+/* `whole`: not what an error quotes, of which eight bytes are enough. */
+static __always_inline int read_transport(struct __sk_buff *skb, __u32 at, struct packet *p, int whole)
 {
 	__u8 head[14];
-	if (p->protocol == IPPROTO_TCP) {
+	if (p->protocol == IPPROTO_TCP && whole) {
 		if (bpf_skb_load_bytes(skb, at, head, 14))
 			return MALFORMED;
 		p->flags = head[13];
@@ -65,10 +66,10 @@ static __always_inline int read_v4(struct __sk_buff *skb, __u32 at, struct packe
 		return MALFORMED;
 	if (ip.protocol != IPPROTO_TCP && ip.protocol != IPPROTO_UDP && ip.protocol != IPPROTO_ICMP)
 		return PROTOCOL;
-	return read_transport(skb, at + sizeof(ip), p);
+	return read_transport(skb, at + sizeof(ip), p, whole);
 }
 
-static __always_inline int read_v6(struct __sk_buff *skb, __u32 at, struct packet *p)
+static __always_inline int read_v6(struct __sk_buff *skb, __u32 at, struct packet *p, int whole)
 {
 	struct ipv6hdr ip;
 	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)))
@@ -84,7 +85,7 @@ static __always_inline int read_v6(struct __sk_buff *skb, __u32 at, struct packe
 	/* Any other extension header is a protocol of its own here, so none is walked past. */
 	if (ip.nexthdr != IPPROTO_TCP && ip.nexthdr != IPPROTO_UDP && ip.nexthdr != IPPROTO_ICMPV6)
 		return PROTOCOL;
-	return read_transport(skb, at + sizeof(ip), p);
+	return read_transport(skb, at + sizeof(ip), p, whole);
 }
 
 static __always_inline int read_packet(struct __sk_buff *skb, struct packet *p)
@@ -92,7 +93,7 @@ static __always_inline int read_packet(struct __sk_buff *skb, struct packet *p)
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		return read_v4(skb, ETH_HLEN, p, 1);
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return read_v6(skb, ETH_HLEN, p);
+		return read_v6(skb, ETH_HLEN, p, 1);
 	return PROTOCOL;
 }
 

@@ -294,7 +294,8 @@ static __always_inline int begin(struct hand *h, const struct packet *p, const s
 
 	if (p->protocol == IPPROTO_TCP && (p->flags & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) != TCP_SYN)
 		return refuse(h, p, NO_FLOW);
-	if (never(h->node, &p->to, p->family))
+	if (never(h->node, &p->to, p->family) ||
+	    (is_gateway(h->node, &p->to, p->family) && p->destination == h->node->relay_port))
 		return refuse(h, p, NEVER_ALLOWED);
 	via = permitted(h, p);
 	if (via < 0 || (via == RELAY && p->protocol != IPPROTO_TCP))
@@ -414,7 +415,7 @@ static __always_inline int read_error(struct hand *h, struct packet *p)
 
 	if (p->protocol == IPPROTO_ICMP ? p->type != 3 && p->type != 11 && p->type != 12 : p->type < 1 || p->type > 4)
 		return 0;
-	if (p->family == 4 ? read_v4(h->skb, p->inner, &inner, 0) : read_v6(h->skb, p->inner, &inner))
+	if (p->family == 4 ? read_v4(h->skb, p->inner, &inner, 0) : read_v6(h->skb, p->inner, &inner, 0))
 		return 0;
 	if (!same(&inner.from, &p->to))
 		return 0;

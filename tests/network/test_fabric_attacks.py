@@ -249,3 +249,44 @@ def test_only_errors_about_his_own_flows_come_in(fabric: NetFabric, internet: In
             return line.getsockopt(socket.IPPROTO_IP, 14)  # IP_MTU
 
     until(lambda: cell.call(path) == 1300)
+
+
+def test_an_error_that_quotes_eight_bytes_comes_in_for_a_known_flow_alone(
+    fabric: NetFabric, internet: Internet, cell: Cell
+) -> None:
+    cell.allow(Allow(network="203.0.113.0/24"))
+    with (
+        cell.call(lambda: socket.create_connection((TARGET[0], PORT), timeout=5)) as line,
+        cell.call(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_IP))) as ear,
+    ):
+        ear.bind(("eth0", ETH_IP))
+        ear.settimeout(2)
+        port = line.getsockname()[1]
+
+        def complain(about: int) -> None:
+            quoted = v4(cell.v4, TARGET[0], struct.pack("!HHI", about, PORT, 0), protocol=6, more=12)
+            body = struct.pack("!BBHHH", 3, 4, 0, 0, 1200) + quoted
+            with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as link:
+                link.sendto(body[:2] + checksum(body) + body[4:], (cell.v4, 0))
+
+        internet.host.call(lambda: complain(port + 1))
+        internet.host.call(lambda: complain(port))
+        frame = ear.recv(2048)
+        assert struct.unpack("!H", frame[14 + 20 + 8 + 20 :][:2]) == (port,)
+
+
+def test_the_relay_is_not_to_be_called(fabric: NetFabric, cell: Cell) -> None:
+    """Only what the hook sends there arrives, under the address that it had."""
+    with socket.socket(fileno=fabric.socket(socket.AF_INET, socket.SOCK_STREAM, 3129, True)) as relay:
+        cell.allow(Allow(network="0.0.0.0/0"), Allow(network=f"{BARRED[0]}/32", low=443, high=443, via="relay"))
+        assert cell.tcp(fabric.gateway_v4, 3129) == "Connection refused"
+        cell.allow(Allow(network=f"{BARRED[0]}/32", low=443, high=443, via="relay"))
+        with cell.call(lambda: socket.create_connection((BARRED[0], 443), timeout=5)) as line:
+            relay.settimeout(5)
+            served, end = relay.accept()
+            with served:
+                assert (served.getsockname(), end) == ((BARRED[0], 443), line.getsockname())
+                served.sendall(b"from the relay")
+                assert line.recv(100) == b"from the relay"
+        assert cell.udp(BARRED[0], 443) != "hello"
+        assert cell.tcp(BARRED[0], 80) == "Connection refused"

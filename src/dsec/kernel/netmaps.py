@@ -46,10 +46,17 @@ def address_text(packed: bytes, family: int) -> str:
     return str(ipaddress.ip_address(packed[:4] if family == 4 else packed))
 
 
-def packed_node(v4: ipaddress.IPv4Network, v6: ipaddress.IPv6Network, gateway_v4: str, gateway_v6: str) -> bytes:
-    gateway = ipaddress.ip_address(gateway_v4).packed
+def packed_node(
+    v4: ipaddress.IPv4Network, v6: ipaddress.IPv6Network, gateways: tuple[str, str], relay_port: int
+) -> bytes:
+    gateway = ipaddress.ip_address(gateways[0]).packed
     return _node.pack(
-        v4.network_address.packed, v4.netmask.packed, gateway, 0, v6.network_address.packed, packed_address(gateway_v6)
+        v4.network_address.packed,
+        v4.netmask.packed,
+        gateway,
+        relay_port,
+        v6.network_address.packed,
+        packed_address(gateways[1]),
     )
 
 

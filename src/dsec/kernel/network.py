@@ -100,7 +100,9 @@ class NetFabric:
         self._hook = from_kernel(_native.PolicyHook)(str(self._pins / _LAYOUT))
         self._maps = {name: from_kernel(_native.PinnedMap)(str(self._pins / _LAYOUT / name)) for name in netmaps.SIZES}
         self._open_router()
-        self._maps["nodes"].put(bytes(4), netmaps.packed_node(self._v4, self._v6, self.gateway_v4, self.gateway_v6))
+        gateways = (self.gateway_v4, self.gateway_v6)
+        node = netmaps.packed_node(self._v4, self._v6, gateways, self._settings.relay_port)
+        from_kernel(self._maps["nodes"].put)(bytes(4), node)
         self._ledger = Ledger(self._maps, self._clock)
         self._take_over()
 
