@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench.figures import Figure, Report, machine, summary
 from bench.peers.docker import why_not
+from bench.relay import relay_mb_s
 from dsec.kernel.network import NetFabric
 from dsec.model.network import Allow, NetLimits, Policy, Protocol
 from dsec.rules.netpolicy import judge
@@ -218,6 +219,7 @@ async def run(quick: bool) -> tuple[Report, dict[str, str]]:
         changed = changes_ms(fabric, cell, 50 if quick else 300)
         ready, made = link_ms(fabric, 30, 20 if quick else 100)
         right, wrong = probes(internet, fabric, 40)
+    relayed = relay_mb_s(quick)
     ratio = statistics.median(ours / theirs for ours, theirs in streams)
     added = statistics.median(ours - theirs for ours, theirs in turns)
     best = max(theirs for _, theirs in streams)
@@ -227,6 +229,7 @@ async def run(quick: bool) -> tuple[Report, dict[str, str]]:
             name="throughput", value=max(ours for ours, _ in streams) / 1e6, unit="MB/s", better="higher",
             peer="unfiltered", peer_value=best / 1e6, peers={"unfiltered": best / 1e6},
         ),
+        Figure(name="relay_mb_s", value=relayed, unit="MB/s", better="higher"),
         Figure(name="added_latency_us", value=added, unit="us", goal=30),
         Figure(name="create_added_ms", value=summary(ready)["p50"], unit="ms", goal=1.5),
         Figure(name="create_added_without_pool_ms", value=summary(made)["p50"], unit="ms"),
