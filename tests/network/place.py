@@ -13,7 +13,7 @@ from typing import Any
 
 import dsec
 import dsec.sync
-from dsec.testing.internet import NAMESERVERS, Internet
+from dsec.testing.internet import HOST, NAMESERVERS, Internet
 from dsec.testing.netservices import Echo, Record, Web
 from dsec.testing.node import Node
 
@@ -89,6 +89,7 @@ class Place:
             self.web: Web = self.internet.web(SHARED, ["a.test", "b.test", "x.a.test"])
             self.moving: Web = self.internet.web(MOVING, ["m.test"])
             self.echo: Echo = self.internet.echo(PLAIN, 7)
+            self.on_host: Echo = self.internet.echo(HOST, 80, self.internet.host)
             for name in ("a.test", "b.test", "x.a.test"):
                 self.points(name, *SHARED)
             self.points("echo.test", *PLAIN)

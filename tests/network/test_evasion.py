@@ -6,6 +6,7 @@ import pytest
 
 from dsec import NetLimits, NetworkRule
 from dsec.sync import Sandbox
+from dsec.testing.internet import HOST
 from network.place import PLAIN, PYTHON, SHARED, Place, probe
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -105,14 +106,12 @@ ARRIVES = (
 
 def attack(place: Place, box: Sandbox, other: Sandbox) -> dict[str, str]:
     mine, theirs = box.network(), other.network()
-    host = ("192.0.2.2", "2001:db8:2::2")
-    done = box.exec([PYTHON, "-c", SCRIPT, mine.v4, OPEN4, OPEN6, *host, theirs.v4, theirs.v6], timeout=120)
+    done = box.exec([PYTHON, "-c", SCRIPT, mine.v4, OPEN4, OPEN6, *HOST, theirs.v4, theirs.v6], timeout=120)
     assert done.exit_code == 0, done.stderr
     return dict(json.loads(done.stdout))
 
 
 def test_root_inside_gets_nothing_out(place: Place) -> None:
-    listener = place.internet.echo(("192.0.2.2", "2001:db8:2::2"), 80, place.internet.host)
     with place.box(ECHO) as box, place.box(ECHO) as other:
         place.echo.forget()
         found = attack(place, box, other)
@@ -123,7 +122,7 @@ def test_root_inside_gets_nothing_out(place: Place) -> None:
         ], found
         assert found["v4-mapped v6"] != "ok connected"
         assert not [each for each in place.echo.seen if b"evade" in each[2]], "no packet of it arrived"
-        assert not listener.seen
+        assert not place.on_host.seen
         assert probe(box, ["tcp", OPEN4, 7], ["tcp", OPEN6, 7]) == ["ok hello", "ok hello"], (
             "and its own rules hold as before"
         )
