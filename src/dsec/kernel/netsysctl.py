@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import ENOENT
@@ -14,6 +15,7 @@ from dsec.kernel.errors import KernelError, from_kernel, kernel_op
 __all__ = ["HostSysctls", "router_sysctls"]
 
 _NET = "/proc/sys/net/"
+_SO_NETNS_COOKIE = 71
 _ROUTER = {
     "ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1",
     # The answer to a refused packet carries its mark, by which it may pass to the sandbox.
@@ -80,9 +82,15 @@ class HostSysctls:
             lock = os.open(self._run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                yield self._run / f"sysctls-{os.fstat(netns).st_ino}.json"
+                yield self._run / f"sysctls-{_cookie(netns)}.json"
             finally:
                 os.close(lock)
+
+
+def _cookie(netns: int) -> int:
+    """A number that no other network namespace of this boot has, had or will have; inode numbers are used again."""
+    with socket.socket(fileno=from_kernel(_native.socket_in)(netns, socket.AF_INET, socket.SOCK_DGRAM)) as made:
+        return int.from_bytes(made.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), "little")
 
 
 def _interfaces(netns: int) -> list[str]:
