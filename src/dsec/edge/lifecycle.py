@@ -20,11 +20,11 @@ from dsec.edge.timers import Timers
 from dsec.model.errors import Busy, Conflict, DSecError, ImageUnavailable, NotFound, RuntimeFailure, Unavailable
 from dsec.model.network import Link
 from dsec.model.outcome import End
-from dsec.model.plan import Aftermath, Capabilities, Identity, Limits, Plan
+from dsec.model.plan import Aftermath, Capabilities, Handle, Identity, Limits, Plan
 from dsec.model.settings import check_positive, setting
 from dsec.model.spec import SandboxSpec
 from dsec.model.views import SandboxView
-from dsec.ports.backend import Backend, BackendFailure
+from dsec.ports.backend import Backend, BackendFailure, Started
 from dsec.ports.clock import Clock
 from dsec.ports.images import Images
 from dsec.rules import lifecycle as table
@@ -467,14 +467,32 @@ class Lifecycle:
             handle = resident.backend.reserve(plan)
             self._on.journal.owe(resident.id, handle)
             resident.handle = handle
-            if link is not None:
-                begun = self._on.clock.monotonic()
-                await self._on.networks.join(resident, resident.backend.slot(handle), link)
-                resident.phases["policy"] = self._on.clock.monotonic() - begun
-            try:
+            if link is None:
                 started = await resident.backend.start(plan, handle)
-            except BackendFailure:
-                await self._on.networks.leave(resident.id)
-                raise
+            else:
+                started = await self._start_linked(resident, plan, handle, link)
         resident.phases.update(started.phases)
         return table.Started(n)
+
+    async def _start_linked(self, resident: Resident, plan: Plan, handle: Handle, link: Link) -> Started:
+        """The gate learns of it while the kernel makes it: it answers nothing for whom it does not know, and both are done before
+        the sandbox is anybody's."""
+
+        async def join() -> None:
+            begun = self._on.clock.monotonic()
+            await self._on.networks.join(resident, resident.backend.slot(handle), link)
+            resident.phases["policy"] = self._on.clock.monotonic() - begun
+
+        failure: Exception
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(join())
+                start = both.create_task(resident.backend.start(plan, handle))
+        except* BackendFailure as failed:
+            await self._on.networks.leave(resident.id)
+            failure = failed.exceptions[0]
+        except* DSecError as refused:
+            failure = refused.exceptions[0]
+        else:
+            return start.result()
+        raise failure
