@@ -189,6 +189,21 @@ def test_a_web_socket_passes_once_the_server_agrees_and_not_before(site: Site, p
             assert server.recv(1000) == b""
 
 
+def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(site: Site, peer: Peer) -> None:
+    with site.connect(SHARED[0], 8000) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n")
+        with peer.accept() as server:
+            assert server.recv(1000).endswith(b"\r\n\r\n")
+            server.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            client.sendall(b"hello")
+            assert server.recv(100) == b"hello"
+    with site.connect(SHARED[0], 8000) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 5\r\n\r\nhe")
+        with peer.accept() as server:  # an upload that stops is idle as everything else
+            assert read_all(server).endswith(b"\r\n\r\nhe")
+
+
 def test_large_transfers_arrive_whole_both_ways_and_ends_are_passed_on(site: Site, peer: Peer) -> None:
     first, blob = openssl_hello("a.test"), bytes(range(256)) * (16 << 12)
 

@@ -97,13 +97,16 @@ class _Session:
     async def run(self, reader: HeadReader, request: Head) -> None:
         """Everything after the first request's head was read."""
         connection = self._connection
-        await self._forward(reader, request)
         async with together() as group:
             watch = group.create_task(self._relay.watch(connection))
+            sent: Head | None = request
+            if request.upgrade:
+                await self._forward(reader, request)
+                sent = None
             if request.upgrade and await self._switched():
                 requests = group.create_task(self._pass_on(reader.rest()))
             else:
-                requests = group.create_task(self._requests(reader, request))
+                requests = group.create_task(self._requests(reader, sent))
             answers = group.create_task(self._answers())
             await asyncio.wait({requests, answers}, return_when=asyncio.FIRST_COMPLETED)
             if answers.done():  # the server has ended: what the client still sends has nowhere to go
@@ -114,7 +117,12 @@ class _Session:
             watch.cancel()
 
     async def _requests(self, reader: HeadReader, request: Head | None) -> None:
-        while request is not None and not request.close:
+        """Sends requests on until one is the last. `request`: the first; None where that has been sent."""
+        while True:
+            if request is not None:
+                await self._forward(reader, request)
+                if request.close:
+                    return
             request = await _request(self._relay, self._connection, reader)
             if request is None:
                 if not isinstance(self._upstream, TlsWire):
@@ -123,7 +131,6 @@ class _Session:
             _check_host(request, self._connection.name)
             if request.upgrade:
                 raise Refused("bad_http", "an upgrade on a connection in use", name=request.host)
-            await self._forward(reader, request)
 
     async def _forward(self, reader: HeadReader, request: Head) -> None:
         head = request.encode(self._added)

@@ -151,7 +151,7 @@ class Files:
             self._evict()
         except Refused as refused:
             stored.error = refused
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - it is told to who waits; the other downloads go on
             stored.error = Refused("upstream", f"the file could not be fetched: {type(error).__name__}")
         finally:
             os.close(number)
