@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import dns.exception
 import dns.rcode
 import pytest
 
@@ -88,7 +89,7 @@ def test_after_its_death_connections_are_cut_and_every_policy_holds_again(site: 
                 if client.recv(10) == b"":
                     raise ConnectionResetError
     site.wait_for(lambda: site.gate.starts > starts, 10)
-    assert site.wait_for(lambda: _answered(site), 10)
+    assert site.wait_for(lambda: _answered(site), 15)
     assert site.query("a.test", box=1).rcode() == dns.rcode.NXDOMAIN
     site.names()  # the channel works in both directions again
     assert site.query("a.test").rcode() == dns.rcode.NXDOMAIN
@@ -97,8 +98,8 @@ def test_after_its_death_connections_are_cut_and_every_policy_holds_again(site: 
 def _answered(site: Site) -> bool:
     try:
         return site.resolve("a.test") == ["203.0.113.30"]
-    except OSError:
-        return False
+    except (OSError, dns.exception.Timeout):
+        return False  # a query that met no policy yet is dropped, and asked again as every client does
 
 
 def test_an_answer_of_before_a_switch_opens_nothing_after_it(site: Site) -> None:
