@@ -60,7 +60,7 @@ pub fn read() -> Result<(Sandbox, OwnedFd), BootError> {
     if boot.version != dsec_proto::VERSION {
         return Err(BootError::Version(boot.version));
     }
-    if boot.filter.is_empty() || boot.filter.len() % 8 != 0 {
+    if boot.filter.is_empty() || !boot.filter.len().is_multiple_of(8) {
         return Err(BootError::NoFilter);
     }
     let own = dsec_sys::adopt_descriptor;

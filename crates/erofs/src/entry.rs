@@ -155,7 +155,7 @@ impl Entry {
             Kind::Dir if self.group != 0 => refuse("a directory cannot be hard-linked"),
             Kind::File if self.size > 0 => {
                 let end = self.offset.checked_add(self.size).map(|e| e.div_ceil(crate::BLOCK));
-                if self.offset % crate::BLOCK != 0 {
+                if !self.offset.is_multiple_of(crate::BLOCK) {
                     refuse("data not at a block boundary")
                 } else if end.is_none_or(|e| e > data_blocks) {
                     refuse("data beyond the end of the data blob")

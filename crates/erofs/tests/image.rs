@@ -45,9 +45,9 @@ fn holds_the_extremes_of_each_field() {
 #[test]
 fn large_directories_and_many_links() {
     let mut all = vec![entry("", Kind::Dir), entry("big", Kind::Dir)];
-    for i in 0..5000 {
+    for i in 0..5000_usize {
         let mut e = entry(&format!("big/{:0>width$}", i, width = 4 + i % 200), Kind::File);
-        e.group = if i % 5 == 0 { 9 } else { 0 };
+        e.group = if i.is_multiple_of(5) { 9 } else { 0 };
         all.push(e);
     }
     check_round_trip(&all);

@@ -51,7 +51,7 @@ impl Reader<'_> {
         match self.u16(inode) >> 1 & 7 {
             0 => self.0[start..start + size].to_vec(),
             2 => {
-                let tail = if size % 4096 == 0 { 4096 } else { size % 4096 };
+                let tail = if size.is_multiple_of(4096) { 4096 } else { size % 4096 };
                 let body = size - tail;
                 let at = inode + 64 + self.xattr_size(inode);
                 assert!(at % 4096 + tail <= 4096, "inline data crosses a block");
