@@ -3,11 +3,17 @@
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import dsec
 from dsec import NetLimits, NetworkRule
+from dsec.kernel import nettables
+from dsec.kernel.clock import SystemClock
+from dsec.kernel.errors import KernelError
+from dsec.kernel.network import FabricSettings, NetFabric
+from dsec.testing.netns import Netns
 from dsec.testing.netservices import Record
 from network.place import MOVING, PLAIN, PROBES, PYTHON, SHARED, Place, probe, timed
 
@@ -213,3 +219,13 @@ def test_kill_9_changes_nothing_inside(place: Place) -> None:
         again.set_phase("one")
         assert probe(again, ["resolve", "a.test"])[0].startswith("ok")
         assert probe(again, ["http", V4, 80, "a.test"])[0].startswith("ok HTTP")
+
+
+def test_a_host_without_nft_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nettables, "_PATH", "/nonexistent")
+    with Netns("bare") as bare:
+        fabric = NetFabric(tmp_path, FabricSettings(), SystemClock(), bare.fd)
+        with pytest.raises(KernelError, match="nft"):
+            fabric.open()
+        fabric.close(False)
+    assert not [line for line in Path("/proc/mounts").read_text().splitlines() if str(tmp_path) in line]

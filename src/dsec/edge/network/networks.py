@@ -107,7 +107,11 @@ class Networks:
             self.why_not = f"the network cannot be opened: {error}"
             _log.warning("sandboxes have no network: %s", error)
             await gate.close()
-            await self._work(fabric.close, True)
+            try:
+                # What holds sandboxes of before goes on to judge them; without any, nothing stays on a host that cannot do it all.
+                await self._work(fabric.close, self._journal.has_living())
+            except KernelError as worse:
+                _log.error("what was made of the network is not removed: %s", worse)
             return
         self._grounds = replace(
             self._grounds,
