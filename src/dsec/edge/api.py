@@ -91,11 +91,7 @@ class SandboxHandlers:
         return sum(known) if len(known) == len(read) else None
 
     async def sandbox_events(self, call: Call[None, None]) -> list[SandboxEvent]:
-        row = self._door.visit(call)
-        resident = self._door.lifecycle.residents.get(row.id)
-        if resident is not None and resident.agent is not None:
-            await self._execution.usage(resident)  # out-of-memory kills that nobody's command has met
-        return self._journal.story(row.id, _STORY_MAX)
+        return self._journal.story(self._door.visit(call).id, _STORY_MAX)
 
     async def cancel_operation(self, call: Call[CancelQuery, None]) -> None:
         with self._door.enter(call) as resident:

@@ -19,7 +19,6 @@ from dsec.model.views import ExecRequest, PtySize, SessionRun
 from dsec.ports.agent import Channel
 from dsec.ports.backend import BackendFailure
 from dsec.ports.clock import Clock
-from dsec.rules import lifecycle as table
 from dsec.rules.environ import within
 from dsec.rules.verdict import Counters, verdict
 
@@ -285,9 +284,6 @@ class Execution:
         except BackendFailure as failure:
             _log.info("sandbox %s: no usage: %s", resident.id, failure.detail)
             return None
-        if usage.oom_kills > resident.oom_kills:
-            count = usage.oom_kills - resident.oom_kills
-            self._lifecycle.feed(resident, table.Observed("out_of_memory", f"{count} processes at the memory limit"))
-        resident.oom_kills = max(resident.oom_kills, usage.oom_kills)
+        self._lifecycle.killed(resident, usage.oom_kills)
         resident.pids_refused = max(resident.pids_refused, usage.pids_refused)
         return usage

@@ -293,11 +293,12 @@ class Lifecycle:
 
     # -- the machine -------------------------------------------------------------------------------------------------
 
-    def feed(self, resident: Resident, event: table.Event) -> None:
-        """Journals `event`, steps, and sets going what follows. An event that does nothing is not recorded."""
+    def feed(self, resident: Resident, event: table.Event, at: float | None = None) -> None:
+        """Journals `event` (of `at`, Unix seconds; None: now), steps, and sets going what follows. An event that does nothing is
+        not recorded."""
         if self._closed:
             return
-        now = self._on.clock.now()
+        now = self._on.clock.now() if at is None else at
         life, actions = table.step(resident.life, event, now)
         if life is resident.life and not actions and not isinstance(event, table.Observed):
             return
@@ -345,11 +346,24 @@ class Lifecycle:
         if state is table.State.GONE:
             self._gone(resident)
 
+    def killed(self, resident: Resident, total: int, at: float | None = None, how: str = "") -> None:
+        """`total` processes of it were killed for want of memory since its start, the last ones at `at` (monotonic seconds; None:
+        now): those not yet told become an event."""
+        count = total - resident.oom_kills
+        if count > 0:
+            resident.oom_kills = total
+            clock = self._on.clock
+            when = None if at is None else clock.now() - (clock.monotonic() - at)
+            self.feed(
+                resident, table.Observed("out_of_memory", f"{count} processes at the memory limit{how}", count), when
+            )
+
     def running(self, resident: Resident) -> None:
         """It runs: its aether can be spoken to, its death is watched for, its idle time counts."""
         if resident.handle is None:
             raise RuntimeError("a running sandbox has a handle")
         resident.agent = resident.backend.agent(resident.handle)
+        resident.backend.tell_kills(resident.handle, partial(self.killed, resident))
         resident.watcher = self._on.tasks.spawn(self._watch(resident), f"watch {resident.id}")
         self.expiry.arm(resident)
 

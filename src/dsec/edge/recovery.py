@@ -58,6 +58,7 @@ async def _recover_one(
             life, deadlines=ttl.restored(life.deadlines, _last_active(row, events), parts.clock.now())
         )
         resident.last_active = None
+        resident.oom_kills = sum(event.count for event, _ in events if isinstance(event, table.Observed))
         resident.claimed = True
         resident.ready.set_result(None)
     lifecycle.keep(resident)
@@ -69,7 +70,21 @@ async def _recover_one(
     if resident.handle is not None:
         await parts.networks.adopt(resident, backend.slot(resident.handle))
     lifecycle.running(resident)
+    await _counted(lifecycle, resident)
     return True
+
+
+async def _counted(lifecycle: Lifecycle, resident: Resident) -> None:
+    """What was counted while nobody looked is no command's of from now on."""
+    if resident.handle is None:
+        return
+    try:
+        usage = await resident.backend.usage(resident.handle)
+    except BackendFailure as failure:
+        _log.warning("sandbox %s: no usage: %s", resident.id, failure.detail)
+        return
+    lifecycle.killed(resident, usage.oom_kills, how=", some while the server was away")
+    resident.pids_refused = usage.pids_refused
 
 
 def _last_active(row: Row, events: list[tuple[table.Event, float]]) -> float | None:

@@ -5,6 +5,7 @@ that belongs to its aether's host id, below which aether makes a group for each 
 """
 
 import os
+import select
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from errno import EBUSY, ENODEV, ENOENT
@@ -83,6 +84,11 @@ class Cgroups(ABC):
 
     @abstractmethod
     def oom_kills(self, name: str) -> int: ...
+
+    @abstractmethod
+    def kill_watch(self, name: str) -> tuple[int, int]:
+        """A descriptor that the caller owns, and the events of epoll by which it says that the kernel kills in the sandbox for
+        want of memory: an edge each time."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
@@ -206,6 +212,22 @@ class Hybrid(Cgroups):
     def oom_kills(self, name: str) -> int:
         return _field(self._v1("memory") / name / "memory.oom_control", "oom_kill")
 
+    def kill_watch(self, name: str) -> tuple[int, int]:
+        group = self._v1("memory") / name
+        control = _open(group / "memory.oom_control", os.O_RDONLY)
+        try:
+            with kernel_op("eventfd", name):
+                watch = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            try:
+                # The group keeps the eventfd, which tells of nothing more once it is closed.
+                _write(group / "cgroup.event_control", f"{watch} {control}")
+            except KernelError:
+                os.close(watch)
+                raise
+        finally:
+            os.close(control)
+        return watch, select.EPOLLIN | select.EPOLLET
+
     def remove(self, name: str) -> None:
         _remove_tree(self._tree / name)
         for controller in self.controllers:
@@ -269,6 +291,12 @@ class Unified(Cgroups):
 
     def oom_kills(self, name: str) -> int:
         return _field(self._tree / name / "work" / "memory.events", "oom_kill")
+
+    def kill_watch(self, name: str) -> tuple[int, int]:
+        watch = _open(self._tree / name / "work" / "memory.events", os.O_RDONLY)
+        with kernel_op("read", name):
+            os.read(watch, 4096)  # a change is told from what was read last
+        return watch, select.EPOLLPRI | select.EPOLLET
 
     def remove(self, name: str) -> None:
         _remove_tree(self._tree / name)

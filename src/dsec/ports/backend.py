@@ -1,16 +1,20 @@
 """What all four backends share. Values cross it, never implementations."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from dsec.model.plan import Capabilities, Handle, Life, Plan, Usage
 from dsec.ports.agent import Agent
 
-__all__ = ["Backend", "BackendFailure", "Started"]
+__all__ = ["Backend", "BackendFailure", "Started", "TellKills"]
 
 from msgspec import Struct
 
 from dsec.model.outcome import End
 from dsec.model.plan import Aftermath
+
+TellKills = Callable[[int, float], None]
+"""Told the out-of-memory kills in a sandbox since its start, and when the last ones came (monotonic seconds)."""
 
 
 class Started(Struct, frozen=True):
@@ -36,7 +40,8 @@ class Backend(Protocol):
     `start`, so that the undo is owed before anything exists. `stop` takes a handle in any state, any number of times, and
     leaves nothing. `adopt` asks the kernel, not memory, after the edge was away. `agent` speaks to the sandbox's aether.
     `slot` is the host-wide number by which the node's network knows the sandbox, None where it has none.
-    `wait_end` returns when the sandbox has died by itself, and says how. All raise BackendFailure only.
+    `wait_end` returns when the sandbox has died by itself, and says how. `tell_kills`: from now on, and at the end before `stop` is
+    done. All raise BackendFailure only.
     """
 
     @property
@@ -49,5 +54,6 @@ class Backend(Protocol):
     async def adopt(self, handle: Handle) -> Life: ...
     def agent(self, handle: Handle) -> Agent: ...
     async def wait_end(self, handle: Handle) -> tuple[End, str]: ...
+    def tell_kills(self, handle: Handle, tell: TellKills) -> None: ...
     async def stop(self, handle: Handle) -> None: ...
     async def usage(self, handle: Handle) -> Usage: ...

@@ -138,10 +138,11 @@ class Woken(Event, frozen=True):
 
 
 class Observed(Event, frozen=True):
-    """Something worth telling that changes nothing: `what` is a word such as out_of_memory."""
+    """Something worth telling that changes nothing: `what` is a word such as out_of_memory, `count` how often."""
 
     what: str
     detail: str = ""
+    count: int = 0
 
 
 class Lost(Event, frozen=True):

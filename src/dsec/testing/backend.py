@@ -14,7 +14,7 @@ from dsec.model.outcome import End
 from dsec.model.plan import Aftermath, Capabilities, Handle, Life, Mount, Plan, Usage
 from dsec.model.spec import BackendKind, MountSpec
 from dsec.model.views import ImageView
-from dsec.ports.backend import BackendFailure, Started
+from dsec.ports.backend import BackendFailure, Started, TellKills
 from dsec.ports.clock import Clock
 from dsec.testing.agent import FakeAgent
 from dsec.testing.network import FakeFabric
@@ -43,6 +43,7 @@ class FakeCell:
         self.oom_kills = 0
         self.pids_refused = 0
         self.disk_bytes = 0
+        self.tell_kills: TellKills | None = None
 
     def die(self, end: End = End.RUNTIME, reason: str = "planted") -> None:
         """It ends by itself."""
@@ -145,6 +146,12 @@ class FakeBackend:
         while cell.ended is None:
             await cell.changed.wait()
         return cell.ended
+
+    def tell_kills(self, handle: Handle, tell: TellKills) -> None:
+        """Kept on the cell, for the test to call."""
+        cell = self.cell(handle)
+        if cell is not None:
+            cell.tell_kills = tell
 
     async def stop(self, handle: Handle) -> None:
         """Removes the cell in any state, or fails as planted."""

@@ -377,6 +377,30 @@ async def test_the_story(rig: Rig) -> None:
     assert any(fields.get("what") == "out_of_memory" for _, fields in story)
 
 
+async def test_kills_are_told_once_with_their_time_also_after_a_restart(tmp_path: Path) -> None:
+    clock, kernel = VirtualClock(), FakeKernel()
+
+    async def told(rig: Rig) -> list[tuple[float, int]]:
+        story = (await rig.call(view, "GET", "/events")).json()
+        return [(each["at"], each["fields"]["count"]) for each in story if each["event"] == "Observed"]
+
+    async with TaskSet(clock) as tasks:
+        async with running(tmp_path, kernel=kernel, clock=clock, tasks=tasks) as rig:
+            view = await rig.create(replace(SPEC, ttl_running_stop=None))
+            cell, killed = rig.cell(view), rig.clock.monotonic()
+            when = rig.node.clock.now()
+            await rig.advance(5.0)
+            assert cell.tell_kills is not None
+            cell.oom_kills = 2
+            for _ in range(2):
+                cell.tell_kills(2, killed)
+            await rig.exec(view, "false")
+            assert await told(rig) == [(pytest.approx(when), 2)]
+        cell.oom_kills = 3
+        async with running(tmp_path, kernel=kernel, clock=clock, tasks=tasks) as rig:
+            assert [count for _, count in await told(rig)] == [2, 1], "only the one that came while nobody looked"
+
+
 async def test_a_full_journal_refuses_but_still_stops(rig: Rig) -> None:
     view = await rig.create()
     pages = rig.node._journal._db.execute("PRAGMA page_count").fetchone()[0]

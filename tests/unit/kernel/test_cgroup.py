@@ -1,6 +1,7 @@
 """Both cgroup implementations on a directory tree that stands for the kernel's: which files are made, read and removed."""
 
 import os
+import select
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,7 @@ V1 = {
         "memory.kmem.tcp.limit_in_bytes": "9223372036854771712",
         "memory.usage_in_bytes": "4096",
         "memory.max_usage_in_bytes": "8192",
+        "cgroup.event_control": "",
         "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
     },
     "cpu": {"tasks": "", "cpu.cfs_quota_us": "-1", "cpu.shares": "1024"},
@@ -176,6 +178,20 @@ def test_usage_and_kills_are_read(cgroups: Cgroups) -> None:
     assert (usage.memory, usage.memory_peak, usage.memory_limit) == (4096, 8192, 64 << 20)
     assert (usage.cpu_seconds, usage.pids, usage.pids_refused) == (2.5, 3, 7)
     assert cgroups.oom_kills("one") == usage.oom_kills == 1
+    cgroups.remove("one")
+
+
+def test_kills_are_told_by_a_descriptor(cgroups: Cgroups, tree: Tree) -> None:
+    cgroups.open()
+    cgroups.create("one", LIMITS, os.getuid()).close()
+    fd, events = cgroups.kill_watch("one")
+    if cgroups.kind == "hybrid":
+        asked, control = (tree.root / "memory/node/one/cgroup.event_control").read_text().split()
+        assert int(asked) == fd and int(control) >= 0 and events == select.EPOLLIN | select.EPOLLET
+    else:
+        assert os.path.samestat(os.fstat(fd), os.stat(tree.root / "node/one/work/memory.events"))
+        assert events == select.EPOLLPRI | select.EPOLLET
+    os.close(fd)
     cgroups.remove("one")
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENODEV, ENOMEM, ENOSPC, ESRCH, EUSERS
+from errno import ENODEV, ESRCH
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from dsec.edge.backends.cell import cell_plan, is_first
+from dsec.edge.backends.handle import HANDLE_VERSION, CellState, encode, failure_of, opened
+from dsec.edge.backends.kills import Kills
 from dsec.kernel.cgroup import Cgroups, GroupLimits, choose_cgroups
 from dsec.kernel.errors import KernelError, kernel_op
 from dsec.kernel.launch import Launched, Launcher
@@ -30,16 +30,13 @@ from dsec.model.outcome import End
 from dsec.model.plan import Aftermath, Capabilities, Handle, Life, Plan, Usage
 from dsec.model.settings import check_positive, setting
 from dsec.ports.agent import Agent
-from dsec.ports.backend import BackendFailure, Started
+from dsec.ports.backend import BackendFailure, Started, TellKills
 from dsec.ports.clock import Clock
 from dsec.ports.network import Fabric
 
 __all__ = ["Container", "ContainerOptions", "ContainerSettings"]
 
 _T = TypeVar("_T")
-_HANDLE_VERSION = 1
-_FULL = frozenset({EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC, EUSERS})
-_IMAGE_OPS = frozenset({"fsconfig", "open_tree", "mount_setattr", "move_mount", "openat"})
 _BACKLOG = 512
 
 
@@ -76,16 +73,6 @@ class ContainerSettings(ContainerOptions):
     filter: bytes
 
 
-class _State(msgspec.Struct, frozen=True, array_like=True):
-    """What a handle says. Every other name follows from `name`: groups, subvolume and socket are called by it. `linked`: the
-    fabric has, or may have, something of its slot."""
-
-    version: int
-    name: str
-    slot: int
-    linked: bool = False
-
-
 class _Alive:
     """A sandbox whose aether runs: the descriptor that says when it ends, and what was learned then."""
 
@@ -94,10 +81,6 @@ class _Alive:
         self.pidfd = pidfd
         self.ended: asyncio.Future[tuple[End, str]] = loop.create_future()
         self.dead = asyncio.Event()
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_State).decode
 
 
 class Container:
@@ -114,6 +97,7 @@ class Container:
         self._run = settings.state / "run"
         node = "dsec-" + sha256(str(settings.state).encode()).hexdigest()[:8]
         self._groups: Cgroups = choose_cgroups(node)
+        self._kills = Kills(self._groups, clock)
         self._pool = Pool(settings.state, device=settings.pool_device, size=settings.pool_bytes)
         self._slots = Slots(str(settings.state))
         self._namespaces = NamespacePool(self._slots, low=settings.ahead_low, high=settings.ahead_high, linker=fabric)
@@ -159,6 +143,10 @@ class Container:
         """Makes what all sandboxes of this node share. Raises BackendFailure."""
         self._workers = ThreadPoolExecutor(self._settings.workers, thread_name_prefix="dsec-cell")
         await self._work(self._open)
+        try:
+            self._kills.open()
+        except KernelError as error:
+            raise failure_of(error, Aftermath.UNTOUCHED) from error
 
     def _open(self) -> None:
         with kernel_op("mkdir", str(self._run)):
@@ -186,6 +174,7 @@ class Container:
             os.close(alive.pidfd)
         running = bool(self._alive)
         self._alive.clear()
+        self._kills.close()
         await self._work(self._close, running)
         if self._workers is not None:
             self._workers.shutdown()
@@ -211,16 +200,16 @@ class Container:
                 raise BackendFailure(full, aftermath=Aftermath.UNTOUCHED, end=End.CAPACITY)
             slot = self._namespaces.take_slot(plan.sandbox_id, linked=plan.link is not None)
         except KernelError as error:
-            raise _failure(error, Aftermath.UNTOUCHED) from error
-        state = _State(_HANDLE_VERSION, plan.sandbox_id, slot, plan.link is not None)
-        return Handle(backend="container", state=_encode(state))
+            raise failure_of(error, Aftermath.UNTOUCHED) from error
+        state = CellState(HANDLE_VERSION, plan.sandbox_id, slot, plan.link is not None)
+        return Handle(backend="container", state=encode(state))
 
     def slot(self, handle: Handle) -> int | None:
-        state = _opened(handle)
+        state = opened(handle)
         return state.slot if state.linked else None
 
     async def start(self, plan: Plan, handle: Handle) -> Started:
-        state = _opened(handle)
+        state = opened(handle)
         loop = asyncio.get_running_loop()
         started = loop.create_future()
         self._starting[state.name] = started
@@ -235,7 +224,7 @@ class Container:
         return Started(phases)
 
     def _begin(
-        self, plan: Plan, state: _State, loop: asyncio.AbstractEventLoop, started: asyncio.Future[None]
+        self, plan: Plan, state: CellState, loop: asyncio.AbstractEventLoop, started: asyncio.Future[None]
     ) -> asyncio.Future[dict[str, float]]:
         if self._workers is None:
             raise BackendFailure("the backend is not open", aftermath=Aftermath.UNTOUCHED, end=End.INTERNAL)
@@ -249,7 +238,7 @@ class Container:
                 self._watch(state.name, launched.pid, launched.pidfd)
                 answer.set_result(phases)
             elif isinstance(error, KernelError):
-                answer.set_exception(_failure(error, Aftermath.BROKEN))
+                answer.set_exception(failure_of(error, Aftermath.BROKEN))
             else:
                 answer.set_exception(error)
             self._starting.pop(state.name, None)
@@ -258,7 +247,7 @@ class Container:
         job.add_done_callback(finished)
         return answer
 
-    def _start(self, plan: Plan, state: _State) -> tuple[Launched, dict[str, float]]:
+    def _start(self, plan: Plan, state: CellState) -> tuple[Launched, dict[str, float]]:
         """Everything up to a running aether, in a worker thread. What fails midway is left for stop()."""
         now, name, launcher = self._clock.monotonic, state.name, self._launcher
         if launcher is None:
@@ -273,6 +262,7 @@ class Container:
             limits = GroupLimits(plan.limits.memory_bytes, plan.limits.cpu_cores, plan.limits.pids, plan.identity.qos)
             groups = self._groups.create(name, limits, agent_id(state.slot))
             try:
+                self._kills.watch(name)
                 grouped = now()
                 writable = self._pool.create(name, plan.limits.disk_bytes)
                 written = now()
@@ -301,7 +291,7 @@ class Container:
         self._fabric.link(slot, netns)
         self._fabric.apply(slot, link.policy.allows, link.policy.limits, link.group)
 
-    def _addresses(self, state: _State) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _addresses(self, state: CellState) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """A linked sandbox's own addresses, and those of its resolver."""
         if self._fabric is None or not state.linked:
             return (), ()
@@ -342,13 +332,14 @@ class Container:
         return BackendFailure(failure.detail, aftermath=Aftermath.UNDONE, end=failure.end)
 
     async def adopt(self, handle: Handle) -> Life:
-        state = _opened(handle)
+        state = opened(handle)
         if state.name in self._alive:
             return Life.ALIVE
         found = await self._work(self._find, state)
         held = self._namespaces.hold(state.slot, state.name)
         if found is not None and held and self._socket_exists(state.name):
             self._watch(state.name, *found)
+            await self._work(self._kills.watch, state.name)
             return Life.ALIVE
         if found is not None:
             os.close(found[1])
@@ -357,7 +348,7 @@ class Container:
             return Life.GONE
         return Life.BROKEN
 
-    def _find(self, state: _State) -> tuple[int, int] | None:
+    def _find(self, state: CellState) -> tuple[int, int] | None:
         """Pid and descriptor of the sandbox's aether, asked of the kernel."""
         for pid in self._groups.processes(state.name):
             try:
@@ -377,10 +368,10 @@ class Container:
         return self._groups.owner(name) is not None or self._pool.exists(name) or self._socket_exists(name)
 
     def agent(self, handle: Handle) -> Agent:
-        return self._connect(self._address(_opened(handle).name))
+        return self._connect(self._address(opened(handle).name))
 
     async def wait_end(self, handle: Handle) -> tuple[End, str]:
-        alive = self._alive.get(_opened(handle).name)
+        alive = self._alive.get(opened(handle).name)
         if alive is None:
             return End.RUNTIME, "the sandbox does not run"
         return await asyncio.shield(alive.ended)
@@ -402,8 +393,11 @@ class Container:
         if not alive.ended.done():
             alive.ended.set_result((End.RUNTIME, f"aether ended: {how}"))
 
+    def tell_kills(self, handle: Handle, tell: TellKills) -> None:
+        self._kills.tell(opened(handle).name, tell)
+
     async def stop(self, handle: Handle) -> None:
-        state = _opened(handle)
+        state = opened(handle)
         starting = self._starting.get(state.name)
         if starting is not None:
             await asyncio.shield(starting)
@@ -414,12 +408,13 @@ class Container:
                 alive = self._alive[state.name]
             if alive is not None:
                 await self._kill(state, alive)
+            self._kills.last(state.name)
             await self._work(self._remove, state)
         except KernelError as error:
-            raise _failure(error, Aftermath.BROKEN) from error
+            raise failure_of(error, Aftermath.BROKEN) from error
         self._namespaces.give_back(state.slot, state.name)
 
-    async def _kill(self, state: _State, alive: _Alive) -> None:
+    async def _kill(self, state: CellState, alive: _Alive) -> None:
         if not alive.ended.done():
             alive.ended.set_result((End.STOPPED, "stopped"))
         if not alive.dead.is_set():
@@ -437,7 +432,7 @@ class Container:
             del self._alive[state.name]
             os.close(alive.pidfd)
 
-    def _remove(self, state: _State) -> None:
+    def _remove(self, state: CellState) -> None:
         if state.linked and self._fabric is not None:
             self._fabric.unlink(state.slot)
         self._groups.remove(state.name)
@@ -446,7 +441,7 @@ class Container:
             os.unlink(self._run / state.name)
 
     async def usage(self, handle: Handle) -> Usage:
-        name = _opened(handle).name
+        name = opened(handle).name
         return await self._work(self._usage, name)
 
     def _usage(self, name: str) -> Usage:
@@ -469,26 +464,4 @@ class Container:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._workers, job, *args)
         except KernelError as error:
-            raise _failure(error, Aftermath.BROKEN) from error
-
-
-def _opened(handle: Handle) -> _State:
-    try:
-        state = _decode(handle.state)
-    except msgspec.DecodeError as error:
-        raise BackendFailure("a broken handle", aftermath=Aftermath.BROKEN, end=End.INTERNAL) from error
-    if handle.backend != "container" or state.version != _HANDLE_VERSION:
-        detail = f"a handle of {handle.backend} version {state.version}"
-        raise BackendFailure(detail, aftermath=Aftermath.BROKEN, end=End.INTERNAL)
-    return state
-
-
-def _failure(error: KernelError, aftermath: Aftermath) -> BackendFailure:
-    """What a refusal of the kernel means for a sandbox: the one place where errno becomes a class of end."""
-    if error.errno in _FULL:
-        end = End.CAPACITY
-    elif error.op in _IMAGE_OPS:
-        end = End.IMAGE
-    else:
-        end = End.RUNTIME
-    return BackendFailure(str(error), aftermath=aftermath, end=end)
+            raise failure_of(error, Aftermath.BROKEN) from error
