@@ -17,7 +17,7 @@ from dsec.cluster.apiserver import ApiServerSettings
 from dsec.cluster.placement import PlacementSettings
 from dsec.cluster.serve import ServerSettings
 from dsec.cluster.watcher import WatcherSettings
-from dsec.edge.backends.container import ContainerOptions
+from dsec.edge.backends.settings import ContainerOptions
 from dsec.edge.lifecycle import LifecycleSettings
 from dsec.edge.network.settings import NetworkSettings
 from dsec.edge.node import NodeSettings

@@ -19,7 +19,8 @@ from dsec.cluster.tenants import Tenants
 from dsec.cluster.watcher import PollingWatcher
 from dsec.config import Config
 from dsec.edge.agent import UnixAgent
-from dsec.edge.backends.container import Container, ContainerOptions, ContainerSettings
+from dsec.edge.backends.container import Container
+from dsec.edge.backends.settings import ContainerOptions, ContainerSettings
 from dsec.edge.gauges import EdgeGauges, Gauge
 from dsec.edge.network.networks import FORBIDDEN, NetworkParts, Networks
 from dsec.edge.node import Foundation, Node

@@ -1,5 +1,6 @@
 """Disks fill: the pool, the disk under the pool's file, the journal's disk. Small real file systems, real sandboxes."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,6 +108,87 @@ async def test_the_disk_under_the_pool_is_nearly_full(tmp_path: Path, small_disk
             assert gauges(node)["dsec_pool_writable"] == 1.0
             ballast.unlink()
             await (await client.run_container(args(), timeout=20)).stop()
+            await box.stop()
+
+
+async def break_pool(node: Node, client: dsec.DSecClient, place: Path) -> dsec.Sandbox:
+    """A sandbox that writes on while something else fills the disk under the pool, until the kernel gives the pool up."""
+    box = await client.run_container(args())
+    await box.start(["/bin/sh", "-c", "n=0; while :; do dd if=/dev/zero of=/f$n bs=1M count=8; sync; n=$((n+1)); done"])
+    fill(place)
+    return box
+
+
+def read_only(node: Node) -> bool:
+    return bool(os.statvfs(node.state / "pool").f_flag & os.ST_RDONLY)
+
+
+@pytest.mark.slow
+async def test_a_pool_that_broke_is_mounted_anew(tmp_path: Path, small_disk: Path) -> None:
+    """Its sandboxes end as `capacity`, by themselves; the pool can be written again though the disk is still full, and creates
+    go on with room on it. Volumes and images are whole."""
+    with Node(small_disk / "s", DSEC_CONTAINER_POOL_BYTES=str(600 * MIB)) as node:
+        import_images(node, tmp_path)
+        node.dsec("volume", "create", "kept")
+        async with dsec.DSecClient(url=node.url, api_key=node.api_key) as client:
+            box = await break_pool(node, client, small_disk)
+
+            async def ended() -> bool:
+                return (await box.info()).state == "gone"
+
+            await eventually(ended, 90.0)
+            end = (await box.info()).end
+            assert end is not None and end.end == "capacity" and "pool" in end.reason
+            with pytest.raises(dsec.Busy):
+                await client.run_container(args(), timeout=3.0)
+            (small_disk / "ballast").unlink()
+            await (await client.run_container(args(), timeout=60.0)).stop()
+            assert gauges(node)["dsec_pool_writable"] == 1.0
+        assert node.dsec("volume", "list").split() == ["kept"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", ["down", "up"])
+async def test_a_server_that_died_with_its_pool(tmp_path: Path, small_disk: Path, after: str) -> None:
+    """`dsec down` ends everything and `dsec up` begins anew, on a disk that is still full."""
+    with Node(small_disk / "s", DSEC_CONTAINER_POOL_BYTES=str(600 * MIB)) as node:
+        import_images(node, tmp_path)
+        async with dsec.DSecClient(url=node.url, api_key=node.api_key) as client:
+            box = await break_pool(node, client, small_disk)
+            node.kill()
+
+            async def broken() -> bool:
+                return read_only(node)
+
+            await eventually(broken, 90.0)
+        if after == "down":
+            node.dsec("down", "--state", str(node.state))
+            assert not (node.state / "pool").is_mount()
+        node.start()
+        assert not read_only(node)
+        async with dsec.DSecClient(url=node.url, api_key=node.api_key) as client:
+            view = (await client.get(box.id)).view
+            assert view.state == "gone" and view.end is not None and view.end.end in ("runtime", "stopped")
+            (small_disk / "ballast").unlink()
+            await (await client.run_container(args(), timeout=60.0)).stop()
+
+
+@pytest.mark.slow
+async def test_a_reserved_pool_does_not_break(tmp_path: Path, small_disk: Path) -> None:
+    """`container.pool_reserve`: something else fills the disk to its end, and sandboxes write on."""
+    settings = {"DSEC_CONTAINER_POOL_BYTES": str(400 * MIB), "DSEC_CONTAINER_POOL_RESERVE": "true"}
+    with Node(small_disk / "s", **settings) as node:
+        import_images(node, tmp_path)
+        async with dsec.DSecClient(url=node.url, api_key=node.api_key) as client:
+            with (small_disk / "room").open("wb") as file:  # for the journal, which is on the same disk here
+                os.posix_fallocate(file.fileno(), 0, 8 * MIB)
+            fill(small_disk)
+            (small_disk / "room").unlink()
+            box = await client.run_container(args())
+            for _ in range(3):  # what was deleted is still reserved
+                done = await box.run_shell("dd if=/dev/zero of=/f bs=1M count=150 && sync && rm /f && sync", timeout=60)
+                assert done.exit_code == 0
+            assert not read_only(node)
             await box.stop()
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dsec
-from dsec.edge.backends.container import Container, ContainerSettings
+from dsec.edge.backends.container import Container
+from dsec.edge.backends.settings import ContainerSettings
 from dsec.kernel.seccomp import command_filter
 from dsec.model.aether import FRAME_STDERR, FRAME_STDOUT, EndedReply, ExecRequest, FailedReply
 from dsec.model.plan import Handle, Limits, Plan

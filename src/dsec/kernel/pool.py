@@ -4,9 +4,10 @@ import fcntl
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import EBUSY, EEXIST, EINVAL, ENOENT
+from errno import EBUSY, EEXIST, EINVAL, ENOENT, ENOSPC
 from pathlib import Path
 
 from dsec import _native
@@ -16,22 +17,29 @@ from dsec.kernel.mounts import mount, umount
 __all__ = ["Pool"]
 
 _MS_NOATIME, _MS_NODEV = 0x400, 0x4
-_OPTIONS = "discard=async,space_cache=v2"
+_OPTIONS = "space_cache=v2"
+_RESCUE = 32 << 20
+_RELEASE_TRIES, _RELEASE_PAUSE = 100, 0.1
 _SMALLEST = 256 << 20
 _ROOM_LEFT = 0.9
 
 
 class Pool:
     """`state`: the node's directory: the pool is mounted at `state/pool`, from `device`, or else from the sparse file
-    `state/pool.img` of `size` bytes (default: nine tenths of what is free). All methods raise KernelError.
+    `state/pool.img` of `size` bytes (default: nine tenths of what is free). `reserve`: the file takes all of its room at once
+    and keeps it. All methods raise KernelError.
     """
 
-    def __init__(self, state: Path, *, device: str | None = None, size: int | None = None) -> None:
+    def __init__(
+        self, state: Path, *, device: str | None = None, size: int | None = None, reserve: bool = False
+    ) -> None:
         self.root = state / "pool"
         self.cells = self.root / "cells"
         self.volumes = self.root / "volumes"
         self._image = state / "pool.img"
         self._lock = state / "pool.lock"
+        self._rescue = state / "pool.rescue"
+        self._reserve = reserve
         self._device = device
         self._size = size
         self._fsid = ""
@@ -44,6 +52,7 @@ class Pool:
             if not self.root.is_mount():
                 self._mount()
             self._limit_by_quota()
+            self._keep_rescue()
         self._fsid = from_kernel(_native.filesystem_id)(str(self.root))
         with kernel_op("mkdir", str(self.cells)):
             self.cells.mkdir(exist_ok=True)
@@ -62,6 +71,37 @@ class Pool:
                         return False
                     raise
         return True
+
+    def mend(self) -> None:
+        """Mounts a pool anew that the kernel made read-only, in room set aside for it. No sandbox may run. Does nothing where
+        it can be written, or is not mounted."""
+        with self._alone():
+            if not self.root.is_mount() or self.writable():
+                return
+            umount(str(self.root))
+            self._rescue.unlink(missing_ok=True)
+            for left in reversed(range(_RELEASE_TRIES)):
+                try:
+                    self._mount()
+                    break
+                except KernelError as error:
+                    # The last mounts of what has ended hold the old file system a moment longer, and nothing tells of its end.
+                    if error.errno not in (EBUSY, EEXIST) or not left:
+                        raise
+                    time.sleep(_RELEASE_PAUSE)
+        self.open()
+
+    def _keep_rescue(self) -> None:
+        """Room on the disk under the pool's file, so that a pool that was broken by a full one can be mounted and emptied."""
+        if self._device is not None or self._reserve:
+            return
+        try:
+            with kernel_op("fallocate", str(self._rescue)), self._rescue.open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, _RESCUE)
+        except KernelError as error:
+            self._rescue.unlink(missing_ok=True)
+            if error.errno != ENOSPC:
+                raise
 
     def create(self, name: str, limit: int) -> Path:
         """The new, empty writable layer `name`, with `upper` and `work` in it; it may hold `limit` bytes."""
@@ -88,8 +128,8 @@ class Pool:
         return found.f_bavail * found.f_frsize
 
     def host_free(self) -> int | None:
-        """Bytes free in the file system that holds the pool's file; None where the pool is a device."""
-        if self._device is not None:
+        """Bytes free in the file system that holds the pool's file; None where the pool is a device or has all of its room."""
+        if self._device is not None or self._reserve:
             return None
         with kernel_op("statvfs", str(self._image)):
             found = os.statvfs(self._image)
@@ -100,11 +140,15 @@ class Pool:
         with kernel_op("statvfs", str(self.root)):
             return not os.statvfs(self.root).f_flag & os.ST_RDONLY
 
+    def broken(self) -> bool:
+        """It is mounted, and read-only."""
+        return self.root.is_mount() and not self.writable()
+
     def shortage(self, reserve: int) -> str:
         """Why no writable layer should be made now, "" where one may: `reserve` bytes must be free in the pool, and in the
         file system under its file, where the pool breaks when that is full."""
         if not self.writable():
-            return "the pool of writable layers is read-only: stop all sandboxes and start the server anew"
+            return "the pool of writable layers became read-only; its sandboxes are ended, then it is mounted anew"
         if self.free() < reserve:
             return "the pool of writable layers is full"
         free = self.host_free()
@@ -153,7 +197,9 @@ class Pool:
             self._make_image()
             source, loop = from_kernel(_native.loop_attach)(str(self._image))
         try:
-            mount(source, str(self.root), "btrfs", _MS_NOATIME | _MS_NODEV, _OPTIONS)
+            # What a discard gives back is no longer reserved.
+            options = f"{_OPTIONS},{'nodiscard' if self._reserve else 'discard=async'}"
+            mount(source, str(self.root), "btrfs", _MS_NOATIME | _MS_NODEV, options)
         finally:
             if loop >= 0:
                 os.close(loop)
@@ -170,6 +216,7 @@ class Pool:
 
     def _make_image(self) -> None:
         if self._image.exists():
+            self._fill(self._image)
             return
         size = self._size or max(_SMALLEST, int(shutil.disk_usage(self._image.parent).free * _ROOM_LEFT))
         for left in self._image.parent.glob("pool.*.new"):
@@ -180,8 +227,14 @@ class Pool:
             os.fchmod(file.fileno(), 0o600)
             file.truncate(size & ~0xFFFF)
         _format(unfinished)
+        self._fill(unfinished)
         with kernel_op("rename", str(self._image)):
             unfinished.rename(self._image)
+
+    def _fill(self, image: Path) -> None:
+        if self._reserve:
+            with kernel_op("fallocate", str(image)), image.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, image.stat().st_size)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

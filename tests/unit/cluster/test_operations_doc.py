@@ -7,7 +7,8 @@ from unittest.mock import Mock
 from dsec import wiring
 from dsec.cluster.apiserver import ApiServerSettings
 from dsec.edge.agent import UnixAgent
-from dsec.edge.backends.container import Container, ContainerSettings
+from dsec.edge.backends.container import Container
+from dsec.edge.backends.settings import ContainerSettings
 from dsec.edge.gauges import EdgeGauges
 from dsec.rules.access import PERMISSIONS
 from unit.cluster.fakes import FakeEdge, Platform, RealClock

@@ -1,13 +1,18 @@
 """From a plan of the platform to the launcher's, and how a first process is known."""
 
-from contextlib import suppress
+import os
+import select
+import signal
+from contextlib import ExitStack, suppress
+from errno import EBUSY
 from pathlib import Path
 
-from dsec.kernel.errors import kernel_op
+from dsec.kernel.cgroup import Cgroups
+from dsec.kernel.errors import KernelError, kernel_op
 from dsec.kernel.launch import CellPlan, Extra
 from dsec.model.plan import Plan
 
-__all__ = ["cell_plan", "is_first"]
+__all__ = ["cell_plan", "end_all", "is_first"]
 
 
 def cell_plan(
@@ -39,3 +44,23 @@ def is_first(pid: int) -> bool:
             if line.startswith("NSpid:"):
                 return line.split()[-1] == "1" and len(line.split()) > 2
     return False
+
+
+def end_all(groups: Cgroups, patience: float) -> None:
+    """Kills every process of every sandbox of the node and waits for their ends, `patience` seconds each. Raises KernelError."""
+    with ExitStack() as stack, kernel_op("kill"):
+        first = []
+        for name in groups.names():
+            for pid in groups.processes(name):
+                with suppress(ProcessLookupError):
+                    pidfd = os.pidfd_open(pid)
+                    stack.callback(os.close, pidfd)
+                    first.append((pid, pidfd))
+            groups.kill(name)
+        for pid, pidfd in first:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(patience * 1000):
+                raise KernelError("kill", str(pid), EBUSY)

@@ -1,21 +1,22 @@
 """Sandboxes as containers of our own launcher: cgroups, namespaces and an overlay on the node's pool."""
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from errno import ENODEV, ESRCH
+from errno import EBUSY, ENODEV, ESRCH
 from hashlib import sha256
-from pathlib import Path
+from threading import Lock
 from typing import TypeVar
 
-from dsec.edge.backends.cell import cell_plan, is_first
+from dsec.edge.backends.cell import cell_plan, end_all, is_first
 from dsec.edge.backends.handle import HANDLE_VERSION, CellState, encode, failure_of, opened
 from dsec.edge.backends.kills import Kills
+from dsec.edge.backends.settings import ContainerSettings
 from dsec.kernel.cgroup import Cgroups, GroupLimits, choose_cgroups
 from dsec.kernel.errors import KernelError, kernel_op
 from dsec.kernel.launch import Launched, Launcher
@@ -28,49 +29,19 @@ from dsec.model.errors import DSecError
 from dsec.model.network import Link
 from dsec.model.outcome import End
 from dsec.model.plan import Aftermath, Capabilities, Handle, Life, Plan, Usage
-from dsec.model.settings import check_positive, setting
 from dsec.ports.agent import Agent
 from dsec.ports.backend import BackendFailure, Started, TellKills
 from dsec.ports.clock import Clock
 from dsec.ports.network import Fabric
 
-__all__ = ["Container", "ContainerOptions", "ContainerSettings"]
+__all__ = ["Container"]
 
 _T = TypeVar("_T")
 _BACKLOG = 512
+_LOOK = 5.0
+"""Seconds between two looks at whether the pool can be written."""
 
-
-@dataclass(frozen=True)
-class ContainerOptions:
-    """Settings of the container backend."""
-
-    pool_device: str | None = setting(
-        None, "block device of the pool of writable layers; none: a sparse file in the state"
-    )
-    pool_bytes: int | None = setting(
-        None, "bytes of the pool's file; none: nine tenths of what is free when it is made"
-    )
-    reserve_mb: int = setting(
-        64, "MiB that the pool, and the file system under its file, must have free for a create to be admitted"
-    )
-    ahead_low: int = setting(16, "sets of namespaces kept ready; below this more are made")
-    ahead_high: int = setting(48, "sets of namespaces kept ready at most")
-    workers: int = setting(4, "threads for what blocks in the kernel")
-    answer_seconds: float = setting(10.0, "seconds that a new sandbox's aether has to answer")
-    stop_seconds: float = setting(20.0, "seconds that a killed sandbox has to end")
-
-    def __post_init__(self) -> None:
-        check_positive(self, "workers", "answer_seconds", "stop_seconds")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContainerSettings(ContainerOptions):
-    """The options, and what the node gives: `state`, its directory; `program`, the static aether binary; `filter`, the
-    seccomp program of every command."""
-
-    state: Path
-    program: Path
-    filter: bytes
+_log = logging.getLogger("dsec.edge")
 
 
 class _Alive:
@@ -98,7 +69,9 @@ class Container:
         node = "dsec-" + sha256(str(settings.state).encode()).hexdigest()[:8]
         self._groups: Cgroups = choose_cgroups(node)
         self._kills = Kills(self._groups, clock)
-        self._pool = Pool(settings.state, device=settings.pool_device, size=settings.pool_bytes)
+        self._pool = Pool(
+            settings.state, device=settings.pool_device, size=settings.pool_bytes, reserve=settings.pool_reserve
+        )
         self._slots = Slots(str(settings.state))
         self._namespaces = NamespacePool(self._slots, low=settings.ahead_low, high=settings.ahead_high, linker=fabric)
         # In the pool, so that a mount of them names no directory of the host.
@@ -108,6 +81,8 @@ class Container:
         self._run_fd = -1
         self._alive: dict[str, _Alive] = {}
         self._starting: dict[str, asyncio.Future[None]] = {}
+        self._next_look: asyncio.TimerHandle | None = None
+        self._mending = Lock()
 
     @property
     def pool(self) -> Pool:
@@ -147,13 +122,17 @@ class Container:
             self._kills.open()
         except KernelError as error:
             raise failure_of(error, Aftermath.UNTOUCHED) from error
+        self._look_at_pool()
 
     def _open(self) -> None:
         with kernel_op("mkdir", str(self._run)):
             self._run.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._run_fd = os.open(self._run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._pool.open()
         self._groups.open()
+        if self._pool.broken():
+            end_all(self._groups, self._settings.stop_seconds)
+            self._pool.mend()
+        self._pool.open()
         self._slots.open()
         for name in self._groups.names():
             # Sandboxes that outlived their server keep their ids, whether or not a journal still knows them.
@@ -169,6 +148,8 @@ class Container:
     async def close(self) -> None:
         """Lets go of everything but the sandboxes that still run, which a later server adopts. Raises BackendFailure."""
         loop = asyncio.get_running_loop()
+        if self._next_look is not None:
+            self._next_look.cancel()
         for alive in self._alive.values():
             loop.remove_reader(alive.pidfd)
             os.close(alive.pidfd)
@@ -283,6 +264,25 @@ class Container:
         if plan.link is not None:
             phases["link"] = wired - joined
         return launched, phases
+
+    def _look_at_pool(self) -> None:
+        """Ends all sandboxes of a pool that became read-only: nothing that they write is kept, and while they run it stays so."""
+        loop = asyncio.get_running_loop()
+        self._next_look = loop.call_later(_LOOK, self._look_at_pool)
+        if not self._pool.broken():
+            return
+        for alive in self._alive.values():
+            if not alive.ended.done():
+                alive.ended.set_result((End.CAPACITY, "the disk under the pool of writable layers was full"))
+        if not self._alive and not self._starting and self._workers is not None:
+            self._workers.submit(self._mend).add_done_callback(_told)
+
+    def _mend(self) -> None:
+        with self._mending:
+            if self._alive or self._starting:
+                raise KernelError("mount", str(self._pool.root), EBUSY)
+            self._pool.mend()
+            self._sights.open()
 
     def _link(self, link: Link, slot: int, netns: int) -> None:
         """A device for the sandbox and its policy, before any of its processes exists."""
@@ -436,7 +436,13 @@ class Container:
         if state.linked and self._fabric is not None:
             self._fabric.unlink(state.slot)
         self._groups.remove(state.name)
-        self._pool.delete(state.name)
+        try:
+            self._pool.delete(state.name)
+        except KernelError:
+            if not self._pool.broken():
+                raise
+            self._mend()
+            self._pool.delete(state.name)
         with kernel_op("unlink", state.name), suppress(FileNotFoundError):
             os.unlink(self._run / state.name)
 
@@ -465,3 +471,11 @@ class Container:
             return await asyncio.get_running_loop().run_in_executor(self._workers, job, *args)
         except KernelError as error:
             raise failure_of(error, Aftermath.BROKEN) from error
+
+
+def _told(done: Future[None]) -> None:
+    error = done.exception()
+    if error is None:
+        _log.warning("the pool of writable layers was mounted anew")
+    else:
+        _log.error("the pool of writable layers is read-only and cannot be mounted anew: %s", error)
