@@ -14,13 +14,14 @@ from dsec.edge.expiry import Expiry
 from dsec.edge.journal import Journal, Row
 from dsec.edge.network.networks import Networks
 from dsec.edge.operations import fingerprint_of
+from dsec.edge.planning import error_of, plan_of
 from dsec.edge.resident import Resident, lost_error, view_of_row
 from dsec.edge.tasks import TaskSet
 from dsec.edge.timers import Timers
-from dsec.model.errors import Busy, Conflict, DSecError, ImageUnavailable, NotFound, RuntimeFailure, Unavailable
+from dsec.model.errors import Conflict, DSecError, NotFound, RuntimeFailure, Unavailable
 from dsec.model.network import Link
 from dsec.model.outcome import End
-from dsec.model.plan import Aftermath, Capabilities, Handle, Identity, Limits, Plan
+from dsec.model.plan import Aftermath, Capabilities, Handle, Plan
 from dsec.model.settings import check_positive, setting
 from dsec.model.spec import SandboxSpec
 from dsec.model.views import SandboxView
@@ -30,7 +31,7 @@ from dsec.ports.images import Images
 from dsec.rules import lifecycle as table
 from dsec.rules.admit import MIB, Committed, Room, admit, check, memory_of
 
-__all__ = ["Lifecycle", "LifecycleSettings", "Parts", "plan_of"]
+__all__ = ["Lifecycle", "LifecycleSettings", "Parts"]
 
 _log = logging.getLogger("dsec.edge")
 
@@ -68,35 +69,6 @@ class Parts(Struct, frozen=True):
     tasks: TaskSet
     memory: Callable[[], tuple[int, int]]
     on_end: Callable[[str], Awaitable[None]] | None = None
-
-
-def plan_of(resident: Resident, link: Link | None = None) -> Plan:
-    """What its backend needs to start it."""
-    spec = resident.row.spec
-    layers, extra = resident.layers
-    limits = Limits(
-        memory_bytes=spec.memory_limit_mb * MIB,
-        cpu_cores=spec.cpu_cores_limit,
-        disk_bytes=spec.disk_limit_mb * MIB,
-        pids=spec.pids_limit,
-        open_files=spec.open_files_limit,
-        shm_bytes=spec.shm_size_mb * MIB,
-    )
-    identity = Identity(
-        hostname=spec.hostname or resident.id[:12], no_new_privileges=spec.no_new_privileges, qos=spec.qos
-    )
-    return Plan(
-        sandbox_id=resident.id, layers=tuple(layers), mounts=tuple(extra), limits=limits, identity=identity, link=link
-    )
-
-
-def _error_of(failure: BackendFailure) -> DSecError:
-    """A backend's failure as callers see it."""
-    if failure.end is End.CAPACITY:
-        return Busy(failure.detail, retry_after=1.0)
-    if failure.end is End.IMAGE:
-        return ImageUnavailable(failure.detail)
-    return RuntimeFailure(failure.detail)
 
 
 class Lifecycle:
@@ -449,7 +421,7 @@ class Lifecycle:
                     await self._on.images.release(resident.id)
                     return table.Unmounted(n)
         except BackendFailure as failure:
-            resident.failure = _error_of(failure)
+            resident.failure = error_of(failure)
             left, end, reason = failure.aftermath is Aftermath.BROKEN, failure.end, failure.detail
         except DSecError as error:
             resident.failure = error

@@ -1,0 +1,40 @@
+"""What a backend is asked for, and what callers are told of its failures."""
+
+from dsec.edge.resident import Resident
+from dsec.model.errors import Busy, DSecError, ImageUnavailable, RuntimeFailure
+from dsec.model.network import Link
+from dsec.model.outcome import End
+from dsec.model.plan import Identity, Limits, Plan
+from dsec.ports.backend import BackendFailure
+from dsec.rules.admit import MIB
+
+__all__ = ["error_of", "plan_of"]
+
+
+def plan_of(resident: Resident, link: Link | None = None) -> Plan:
+    """What its backend needs to start it."""
+    spec = resident.row.spec
+    layers, extra = resident.layers
+    limits = Limits(
+        memory_bytes=spec.memory_limit_mb * MIB,
+        cpu_cores=spec.cpu_cores_limit,
+        disk_bytes=spec.disk_limit_mb * MIB,
+        pids=spec.pids_limit,
+        open_files=spec.open_files_limit,
+        shm_bytes=spec.shm_size_mb * MIB,
+    )
+    identity = Identity(
+        hostname=spec.hostname or resident.id[:12], no_new_privileges=spec.no_new_privileges, qos=spec.qos
+    )
+    return Plan(
+        sandbox_id=resident.id, layers=tuple(layers), mounts=tuple(extra), limits=limits, identity=identity, link=link
+    )
+
+
+def error_of(failure: BackendFailure) -> DSecError:
+    """A backend's failure as callers see it."""
+    if failure.end is End.CAPACITY:
+        return Busy(failure.detail, retry_after=1.0)
+    if failure.end is End.IMAGE:
+        return ImageUnavailable(failure.detail)
+    return RuntimeFailure(failure.detail)
