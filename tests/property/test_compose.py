@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dsec.model.errors import InvalidArgument
@@ -230,8 +230,24 @@ def test_parents_come_first_and_names_are_sorted(layers: list[list[TreeEntry]]) 
         seen.add(e.path)
 
 
+def given_as(*paths: str) -> list[TreeEntry]:
+    """Files, and directories where a path ends in a slash."""
+    return [
+        TreeEntry(path=p.rstrip("/").encode(), kind=K.DIR, mode=0o755)
+        if p.endswith("/")
+        else TreeEntry(path=p.encode(), kind=K.FILE, content=Content(1))
+        for p in paths
+    ]
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(entry(), max_size=6), st.lists(entry(), max_size=6))
+@example(given_as("b/b/b/"), given_as("b", "b/"))
+@example(given_as("b/c", "a"), given_as("b", "b/", "b/", "b/x"))
+@example(given_as("a/b/b"), given_as("a", "a/", "a/b/.wh.b"))
+@example(given_as("a", "a"), given_as("a/a/.wh.b", "a", "a/"))
+@example(given_as(), given_as("b", "b/a/.wh..wh..opq", "b/"))
+@example(given_as("b/a/x"), given_as("b", "b/a/.wh.x"))
 def test_a_layer_kept_apart_shows_the_same_as_one_flattened(lower: list[TreeEntry], upper: list[TreeEntry]) -> None:
     """overlayfs over (lower, overlay_layer(upper)) equals flatten([lower, upper]), where no symlink is on the way."""
     if any(e.kind in (K.SYMLINK, K.LINK) for e in lower + upper):

@@ -169,12 +169,13 @@ def _check(entry: TreeEntry) -> None:
 
 
 class _Layering:
-    """Lays one change over the tree."""
+    """Lays one change over the tree. `anew`: directories put where another kind stood, so with nothing of lower layers in them."""
 
     def __init__(self, tree: _Tree, change: _Change) -> None:
         self.tree = tree
         self.change = change
         self.waiting: dict[tuple[int, bytes], tuple[_Node, bytes, TreeEntry]] = {}
+        self.anew: list[_Node] = []
 
     def apply(self) -> None:
         for parts, entry in self.change.held:
@@ -190,15 +191,17 @@ class _Layering:
         parent = self.tree.directory(parts[:-1], entry.path, make=True)
         assert parent is not None
         name = parts[-1]
-        self.waiting.pop((id(parent), name), None)
+        waited = self.waiting.pop((id(parent), name), None)
         if entry.kind is EntryKind.LINK:
             self._link(parent, name, entry)
             return
         old = parent.children.get(name)
         if old is not None and old.entry.kind is EntryKind.DIR and entry.kind is EntryKind.DIR:
             old.entry = entry
-        else:
-            parent.children[name] = _Node(entry)
+            return
+        parent.children[name] = made = _Node(entry)
+        if entry.kind is EntryKind.DIR and (old is not None or waited is not None):
+            self.anew.append(made)
 
     def _link(self, parent: _Node, name: bytes, entry: TreeEntry) -> None:
         target = self.tree.find(components(entry.target), entry.path)
@@ -289,27 +292,49 @@ def overlay_layer(entries: Iterable[TreeEntry], whiteouts: Sequence[bytes] = ())
     """A layer to be laid over others by overlayfs: its deletions stay in it, in overlayfs's form.
 
     Deletions are whiteout names among `entries`, and the paths in `whiteouts`. A deleted path becomes a character device
-    0/0; where the layer holds a directory of that name too, or marks one opaque, the directory gets OPAQUE_XATTR.
+    0/0; where the layer holds a directory of that name too, marks one opaque, or puts one in place of an earlier entry of
+    another kind, the directory gets OPAQUE_XATTR.
     """
     tree = _Tree()
     change = _Change(entries)
     change.hidden.extend((components(path), path) for path in whiteouts)
-    _Layering(tree, change).apply()
-    for parts, path in change.hidden:
+    layering = _Layering(tree, change)
+    layering.apply()
+    for made in layering.anew:
+        _make_opaque(made)
+    for parts, path in sorted(change.opaque, key=_depth):
+        directory = _to_mark(tree, parts, path)
+        if directory is not None:
+            _make_opaque(directory)
+    for parts, path in sorted(change.hidden, key=_depth):
         if not parts:
             raise _refuse(path, "the root cannot be deleted")
-        parent = tree.directory(parts[:-1], path, make=True)
-        assert parent is not None
-        there = parent.children.get(parts[-1])
-        if there is None:
+        parent = _to_mark(tree, parts[:-1], path)
+        there = None if parent is None else parent.children.get(parts[-1])
+        if parent is not None and there is None:
             parent.children[parts[-1]] = _Node(TreeEntry(path=b"", kind=EntryKind.CHAR, mode=0))
-        elif there.entry.kind is EntryKind.DIR:
+        elif there is not None and there.entry.kind is EntryKind.DIR:
             _make_opaque(there)
-    for parts, path in change.opaque:
-        directory = tree.directory(parts, path, make=True)
-        assert directory is not None
-        _make_opaque(directory)
     return _walk(tree)
+
+
+def _depth(mark: tuple[_Parts, bytes]) -> int:
+    return len(mark[0])
+
+
+def _to_mark(tree: _Tree, parts: _Parts, path: bytes) -> _Node | None:
+    """The directory for a mark, made where it is missing; None where something above it hides all that the mark would."""
+    hidden = False
+    for length in range(len(parts) + 1):
+        there = tree.find(parts[:length], path)
+        if there is None:
+            if hidden:
+                return None
+            break
+        if there.entry.kind not in (EntryKind.DIR, EntryKind.SYMLINK):
+            return None
+        hidden = hidden or OPAQUE_XATTR in there.entry.xattrs
+    return tree.directory(parts, path, make=True)
 
 
 def _make_opaque(node: _Node) -> None:
