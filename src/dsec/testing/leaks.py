@@ -136,8 +136,23 @@ class Census:
     def _loops(self) -> Iterator[tuple[str, str]]:
         for name in _names("/sys/block"):
             backing = _read(f"/sys/block/{name}/loop/backing_file").strip() if name.startswith("loop") else ""
-            if backing.startswith(self._root + "/"):
+            if backing.startswith(self._root + "/") and (self._whole_host or not self._kept_by_stranger(name)):
                 yield "loop device", f"{name} {backing}"
+
+    def _kept_by_stranger(self, loop: str) -> bool:
+        """Whether the device is mounted only where another's `unshare -m` copied our mounts: it goes with that process."""
+        mounted, spaces = False, {os.readlink("/proc/self/ns/mnt")}
+        if f"/dev/{loop} " in _read("/proc/self/mountinfo"):
+            return False
+        for pid in self._strangers:
+            try:
+                space = os.readlink(f"/proc/{pid}/ns/mnt")
+            except OSError:
+                continue  # gone
+            if space not in spaces:
+                spaces.add(space)
+                mounted = mounted or f"/dev/{loop} " in _read(f"/proc/{pid}/mountinfo")
+        return mounted
 
     def _node_files(self) -> Iterator[tuple[str, str]]:
         """Cgroups and files in /run/dsec: of state directories below the root, or all where nobody else uses DSec."""

@@ -5,7 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -89,6 +90,39 @@ def test_loop_device_and_subvolume(tmp_path: Path) -> None:
         mounted = census.take()
         subprocess.run(["btrfs", "subvolume", "create", str(pool / "one")], check=True, capture_output=True, timeout=30)
         assert gained(census, mounted) == {"subvolume"}
+
+
+@pytest.mark.root
+def test_a_loop_device_that_a_stranger_s_mounts_keep_is_no_leak_on_a_shared_host(tmp_path: Path) -> None:
+    """Who unshares his mounts privately copies ours, and keeps them beyond our umount."""
+    pool, image = tmp_path / "p", tmp_path / "i"
+    pool.mkdir()
+    with image.open("wb") as file:
+        file.truncate(128 << 20)
+    subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True, timeout=60)
+    shared, alone = (Census(tmp_path, "x", whole_host=whole) for whole in (False, True))
+    before = shared.take(), alone.take()
+    with command(["mount", "-o", "loop", str(image), str(pool)], ["umount", str(pool)]):
+        unshared = ["setsid", "unshare", "-m", "--propagation", "private", "sh", "-c", "echo $$; exec sleep 60 2>&- >&-"]
+        with subprocess.Popen(
+            [sys.executable, "-c", f"import subprocess, sys; subprocess.Popen({unshared})"], stdout=subprocess.PIPE
+        ) as parent:
+            assert parent.stdout is not None
+            stranger = int(parent.stdout.readline())
+        assert "loop device" in gained(shared, before[0])
+    try:
+        assert gained(shared, before[0]) == set()
+        assert "loop device" in gained(alone, before[1])
+    finally:
+        os.kill(stranger, 9)
+    assert eventually(lambda: "loop device" not in gained(alone, before[1]))
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    ends = time.monotonic() + 5
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.01)
+    return condition()
 
 
 @pytest.mark.root
