@@ -134,7 +134,7 @@ class ApiServer:
             scope["dsec.principal"] = await self._principal(scope)
             path = scope["path"]
             if len(path) > _ID_END and path[_ID_END] != "/":
-                raise InvalidArgument("not a sandbox id of this platform", field="sandbox_id")
+                raise NotFound("no such sandbox", what="sandbox")
             sandbox_id = path[len(_PREFIX) : _ID_END]
             edge = self._edges.get(decode_sandbox_id(sandbox_id, self._on.id_key).edge)
             if edge is None:

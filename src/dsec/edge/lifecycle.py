@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -68,7 +68,7 @@ class Parts(Struct, frozen=True):
     timers: Timers
     tasks: TaskSet
     memory: Callable[[], tuple[int, int]]
-    on_end: Callable[[str], Awaitable[None]] | None = None
+    on_end: Callable[[str], Coroutine[object, object, None]] | None = None
 
 
 class Lifecycle:
@@ -271,9 +271,13 @@ class Lifecycle:
         if self._closed:
             return
         now = self._on.clock.now() if at is None else at
+        if table.of_platform(event):
+            event = replace(event, incident=self._on.clock.random(8).hex())
         life, actions = table.step(resident.life, event, now)
         if life is resident.life and not actions and not isinstance(event, table.Observed):
             return
+        if life.incident and not resident.life.incident:
+            _log.error("incident %s: sandbox %s ends as %s: %s", life.incident, resident.id, life.end, life.reason)
         write = partial(self._record, resident, event, life, now)
         try:
             if resident.id in self._backlog:
@@ -349,11 +353,7 @@ class Lifecycle:
         self.cpu_committed -= resident.row.spec.cpu_cores_limit
         resident.gone.set()
         if self._on.on_end is not None:
-            self._on.tasks.spawn(self._tell(self._on.on_end, resident.id), f"end of {resident.id}")
-
-    @staticmethod
-    async def _tell(on_end: Callable[[str], Awaitable[None]], sandbox_id: str) -> None:
-        await on_end(sandbox_id)
+            self._on.tasks.spawn(self._on.on_end(resident.id), f"end of {resident.id}")
 
     async def _watch(self, resident: Resident) -> None:
         incarnation = resident.life.incarnation
@@ -405,7 +405,7 @@ class Lifecycle:
 
     async def _done(self, resident: Resident, action: table.Action) -> table.Event:
         n = action.incarnation
-        acquiring = isinstance(action, table.Mount | table.Start)
+        acquiring, incident = isinstance(action, table.Mount | table.Start), ""
         try:
             match action:
                 case table.Mount():
@@ -433,7 +433,7 @@ class Lifecycle:
                 f"the platform failed; its log has incident {incident}", incident=incident
             )
             left, end, reason = True, End.INTERNAL, f"incident {incident}"
-        return table.Failed(n, left, end, reason) if acquiring else table.Stuck(n, reason)
+        return table.Failed(n, left, end, reason, incident) if acquiring else table.Stuck(n, reason)
 
     async def _mount(self, resident: Resident, n: int) -> table.Event:
         began = self._on.clock.monotonic()

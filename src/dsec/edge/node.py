@@ -1,7 +1,7 @@
 """The edge of one node: implements ports.cluster.Edge."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -71,7 +71,7 @@ class Foundation:
     clock: Clock
     id_key: bytes
     cpu_cores: float
-    on_end: Callable[[str], Awaitable[None]] | None = None
+    on_end: Callable[[str], Coroutine[object, object, None]] | None = None
     memory: Callable[[], tuple[int, int]] = host_memory
 
 

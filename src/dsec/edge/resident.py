@@ -30,7 +30,7 @@ _STATES = {
 def _end_of(life: table.SandboxLife) -> SandboxEnd | None:
     if life.end is None or life.ended_at is None:
         return None
-    return SandboxEnd(end=life.end, reason=life.reason, at=life.ended_at)
+    return SandboxEnd(end=life.end, reason=life.reason, at=life.ended_at, incident=life.incident or None)
 
 
 def view_of_row(row: Row, life: table.SandboxLife) -> SandboxView:
@@ -52,6 +52,8 @@ def lost_error(life: table.SandboxLife, sandbox_id: str, detail: str = "") -> Sa
     fields: dict[str, str | bool] = {"sandbox_id": sandbox_id}
     if life.end is not None:
         fields |= {"end": str(life.end), "infra": is_infra_end(life.end)}
+    if life.incident:
+        fields["incident"] = life.incident
     told = f"the sandbox is {life.state}" if life.end is None else f"the sandbox has ended: {life.end}"
     return SandboxLost(detail or life.reason or told, **fields)
 

@@ -10,7 +10,7 @@ import hmac
 
 from msgspec import Struct
 
-from dsec.model.errors import InvalidArgument
+from dsec.model.errors import NotFound
 
 __all__ = ["ID_LENGTH", "RANDOM_BYTES", "SandboxAddress", "decode_sandbox_id", "encode_sandbox_id"]
 
@@ -41,7 +41,7 @@ def encode_sandbox_id(address: SandboxAddress, key: bytes) -> str:
 
 
 def decode_sandbox_id(text: str, key: bytes) -> SandboxAddress:
-    """What `text` says. Raises InvalidArgument for anything that this key did not make."""
+    """What `text` says. Raises NotFound for anything that this key did not make."""
     if len(text) == ID_LENGTH and text[0] == "s" and text.isascii() and text == text.lower():
         try:
             raw = base64.b32decode(text[1:].upper() + "=")
@@ -51,4 +51,4 @@ def decode_sandbox_id(text: str, key: bytes) -> SandboxAddress:
         # The last letter carries 2 bits and 3 that must be zero: one id has one spelling.
         if len(body) == _BODY_BYTES and text[-1] in "aiqy" and hmac.compare_digest(tag, _tag(key, body)):
             return SandboxAddress(int.from_bytes(body[:2], "big"), int.from_bytes(body[2:5], "big"), body[5:])
-    raise InvalidArgument("not a sandbox id of this platform", field="sandbox_id")
+    raise NotFound("no such sandbox", what="sandbox")

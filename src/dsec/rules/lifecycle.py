@@ -11,13 +11,13 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dsec.model.outcome import End
+from dsec.model.outcome import End, is_infra_end
 from dsec.rules import ttl
 
 __all__ = [
     "NEEDS", "TABLE", "Abort", "Action", "Died", "Event", "Expired", "Failed", "Kill", "Killed", "Lost", "Mount", "Mounted",
     "Need", "Observed", "Renewed", "Requested", "SandboxLife", "Start", "Started", "State", "StopAsked", "Stuck", "Unmount", "Unmounted",
-    "Woken", "acquired", "recover", "released", "step",
+    "Woken", "acquired", "of_platform", "recover", "released", "step",
 ]  # fmt: skip
 
 Need = Literal["mounts", "cell"]
@@ -50,6 +50,7 @@ class SandboxLife(Struct, frozen=True):
     retry_at: float | None = None
     end: End | None = None
     reason: str = ""
+    incident: str = ""
     ended_at: float | None = None
 
 
@@ -77,12 +78,14 @@ class Started(Event, frozen=True):
 
 
 class Failed(Event, frozen=True):
-    """What was pending did not come about. `left`: something may remain of it, so its undo is still owed."""
+    """What was pending did not come about. `left`: something may remain of it, so its undo is still owed. `incident`: id under
+    which the log tells of an end that is the platform's fault, here and below."""
 
     incarnation: int
     left: bool
     end: End
     reason: str
+    incident: str = ""
 
 
 class Died(Event, frozen=True):
@@ -91,6 +94,7 @@ class Died(Event, frozen=True):
     incarnation: int
     end: End
     reason: str
+    incident: str = ""
 
 
 class StopAsked(Event, frozen=True):
@@ -151,6 +155,7 @@ class Lost(Event, frozen=True):
     incarnation: int
     end: End
     reason: str
+    incident: str = ""
 
 
 class Action(Struct, frozen=True):
@@ -232,9 +237,9 @@ def _undo(life: SandboxLife) -> Step:
     return replace(life, state=State.GONE), ()
 
 
-def _ending(life: SandboxLife, end: End, reason: str, now: float) -> Step:
+def _ending(life: SandboxLife, end: End, reason: str, now: float, incident: str = "") -> Step:
     """Begins the end. What is pending is aborted and waited for: its answer always comes."""
-    life = replace(life, state=State.STOPPING, end=end, reason=reason, ended_at=now)
+    life = replace(life, state=State.STOPPING, end=end, reason=reason, incident=incident, ended_at=now)
     if life.pending is not None:
         return life, (Abort(life.incarnation),)
     return _undo(life)
@@ -254,7 +259,7 @@ def _without_pending(life: SandboxLife, event: Failed) -> SandboxLife:
 
 
 def _failed(life: SandboxLife, event: Failed, now: float) -> Step:
-    return _ending(_without_pending(life, event), event.end, event.reason, now)
+    return _ending(_without_pending(life, event), event.end, event.reason, now, event.incident)
 
 
 def _failed_late(life: SandboxLife, event: Failed, now: float) -> Step:
@@ -262,7 +267,7 @@ def _failed_late(life: SandboxLife, event: Failed, now: float) -> Step:
 
 
 def _died(life: SandboxLife, event: Died, now: float) -> Step:
-    return _ending(life, event.end, event.reason, now)
+    return _ending(life, event.end, event.reason, now, event.incident)
 
 
 def _expired(life: SandboxLife, event: Expired, now: float) -> Step:
@@ -298,7 +303,7 @@ def _lost(life: SandboxLife, event: Lost, now: float) -> Step:
         life = replace(life, held=(*life.held, life.pending), pending=None)
     if life.state is State.STOPPING:
         return _undo(life)
-    return _ending(life, event.end, event.reason, now)
+    return _ending(life, event.end, event.reason, now, event.incident)
 
 
 TABLE: dict[tuple[State, type[Event]], _Rule] = {
@@ -325,6 +330,11 @@ TABLE: dict[tuple[State, type[Event]], _Rule] = {
     (State.STOPPING, Lost): _lost,
 }
 """What each event does in each state; a pair that is not here does nothing."""
+
+
+def of_platform(event: Event) -> bool:
+    """True for an end that is the platform's fault and has no incident yet."""
+    return isinstance(event, Failed | Died | Lost) and is_infra_end(event.end) and not event.incident
 
 
 def step(life: SandboxLife, event: Event, now: float) -> Step:

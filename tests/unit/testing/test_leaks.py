@@ -103,7 +103,16 @@ def test_a_loop_device_that_a_stranger_s_mounts_keep_is_no_leak_on_a_shared_host
     shared, alone = (Census(tmp_path, "x", whole_host=whole) for whole in (False, True))
     before = shared.take(), alone.take()
     with command(["mount", "-o", "loop", str(image), str(pool)], ["umount", str(pool)]):
-        unshared = ["setsid", "unshare", "-m", "--propagation", "private", "sh", "-c", "echo $$; exec sleep 60 2>&- >&-"]
+        unshared = [
+            "setsid",
+            "unshare",
+            "-m",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            "echo $$; exec sleep 60 2>&- >&-",
+        ]
         with subprocess.Popen(
             [sys.executable, "-c", f"import subprocess, sys; subprocess.Popen({unshared})"], stdout=subprocess.PIPE
         ) as parent:

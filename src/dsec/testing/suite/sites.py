@@ -11,8 +11,8 @@ __all__ = ["Foreign", "Site", "needs"]
 class Site(Protocol):
     """A platform under test, and the powers over it that its operator lends; `powers` names those it has.
 
-    `import`: import_image works. `kill`: kill and start work; `url` may change with a start. Without `import` the images
-    named in docs/conformance.md must be there.
+    `import`: import_image works. `kill`: kill and start work; `url` may change with a start. `crash`: crash_agent and cut_agent
+    work. `log`: server_log works. `tenants`: another_key works. Without `import` the images named in docs/conformance.md must be there.
     """
 
     url: str
@@ -39,6 +39,22 @@ class Site(Protocol):
         """Resident bytes of the server, at their peak. Power `memory`."""
         ...
 
+    def crash_agent(self, sandbox_id: str) -> None:
+        """Ends the sandbox's agent, and nothing else, as a crash of it would."""
+        ...
+
+    def cut_agent(self, sandbox_id: str) -> int:
+        """Breaks every connection that the server has to the sandbox's agent now; how many. Both go on."""
+        ...
+
+    def server_log(self) -> str:
+        """What the server has logged."""
+        ...
+
+    def another_key(self) -> str:
+        """A key of a tenant who shares nothing with the one of `key`, with the same rights and quota."""
+        ...
+
 
 class Foreign:
     """A platform of which nothing but its address and a key are known."""
@@ -63,6 +79,18 @@ class Foreign:
 
     def server_memory(self) -> int:
         raise NotImplementedError("this platform does not say what its server uses")
+
+    def crash_agent(self, sandbox_id: str) -> None:
+        raise NotImplementedError("this platform lends no power over its agents")
+
+    def cut_agent(self, sandbox_id: str) -> int:
+        raise NotImplementedError("this platform lends no power over its agents")
+
+    def server_log(self) -> str:
+        raise NotImplementedError("this platform shows nobody its log")
+
+    def another_key(self) -> str:
+        raise NotImplementedError("this platform lends no second tenant")
 
 
 def needs(site: Site, power: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from dsec.testing.suite.boxes import Box, Boxes, eventually
 from dsec.testing.suite.callers import Refused
+from dsec.testing.suite.sites import Site, needs
 
 pytestmark = pytest.mark.asyncio
 
@@ -101,6 +102,19 @@ async def test_a_cut_connection_is_an_error_and_never_a_code(boxes: Boxes) -> No
     assert refused.value.code == "sandbox_lost"
 
 
+async def test_a_cut_way_to_the_agent_is_an_error_and_never_a_code(site: Site, boxes: Boxes) -> None:
+    """EX3: the connection to the agent breaks in the middle of a command; the sandbox goes on, and the next command works."""
+    needs(site, "crash")
+    box = await boxes.make()
+    task = asyncio.ensure_future(box.shell("echo begun > /begun; sleep 60"))
+    await eventually(lambda: has(box, "begun"))
+    assert site.cut_agent(box.id) >= 1
+    with pytest.raises(Refused) as refused:
+        await task
+    assert (refused.value.code, refused.value.kind) == ("runtime_failure", "infra"), refused.value
+    assert await box.said("cat /begun; echo after") == "begun\nafter\n"
+
+
 async def has(box: Box, name: str) -> bool:
     return name in await box.names("/")
 
@@ -164,11 +178,11 @@ async def test_a_background_child_does_not_hold_the_call(box: Box) -> None:
     assert time.monotonic() - began < 1.5
 
 
-async def read_beside_a_stuck_reader(box: Box, size: int) -> None:
-    process = await box.start(
-        f"while [ ! -e /go ]; do usleep 20000; done; dd if=/dev/zero bs=65536 count={size >> 16} 2>/dev/null",
-        output_limit=16 << 20,
-    )
+async def read_beside_a_stuck_reader(box: Box, pieces: int, between: int = 0) -> None:
+    """Pieces of 1 MiB, and microseconds between them."""
+    printed = f"for i in $(seq {pieces}); do dd if=/dev/zero bs=1M count=1 2>/dev/null; usleep {between}; done"
+    size = pieces << 20
+    process = await box.start(f"while [ ! -e /go ]; do usleep 20000; done; {printed}", output_limit=16 << 20)
     stuck, reader = (box.caller.output(box.id, process.id) for _ in range(2))
     first = asyncio.ensure_future(anext(stuck))
     got = asyncio.ensure_future(total(reader))
@@ -189,7 +203,13 @@ async def total(pieces: object) -> int:
 
 async def test_a_reader_that_stops_holds_up_no_other(box: Box) -> None:
     """EX8 (b): within what is kept of a stream the other reader gets every byte."""
-    await read_beside_a_stuck_reader(box, 12 << 20)
+    await read_beside_a_stuck_reader(box, 12)
+
+
+@pytest.mark.slow
+async def test_a_reader_that_stops_holds_up_fifty_mebibytes_of_no_other(box: Box) -> None:
+    """EX8 (b), at the row's size: more than is kept, at a pace (10 MiB/s) at which who reads on misses nothing."""
+    await read_beside_a_stuck_reader(box, 50, 100_000)
 
 
 async def test_attached_again_output_flows_on(box: Box) -> None:

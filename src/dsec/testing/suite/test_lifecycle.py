@@ -16,7 +16,7 @@ from dsec.testing.suite.backends import BackendUnderTest
 from dsec.testing.suite.boxes import Box, Boxes, eventually
 from dsec.testing.suite.callers import Caller, Refused
 from dsec.testing.suite.fixtures import SURFACES
-from dsec.testing.suite.sites import Site
+from dsec.testing.suite.sites import Site, needs
 
 pytestmark = pytest.mark.asyncio
 
@@ -264,6 +264,26 @@ async def churned(boxes: Boxes, turns: int) -> None:
 async def test_a_neighbour_s_life_has_no_effect(boxes: Boxes) -> None:
     """LC7, without pause: creates, deletes and two cleaners of another job beside a sandbox that goes on."""
     await churned(boxes, 10)
+
+
+@pytest.mark.costly
+async def test_two_tenants_have_no_effect_on_each_other(site: Site, surface: str, boxes: Boxes) -> None:
+    """LC7, without pause: two tenants of one image, each with a sandbox that goes on while both make and end others."""
+    needs(site, "tenants")
+    caller: Caller = SURFACES[surface](site.url, await asyncio.to_thread(site.another_key))
+    await caller.open()
+    other = Boxes(caller, boxes.backend)
+    try:
+        await asyncio.gather(churned(boxes, 10), churned(other, 10))
+        theirs = await boxes.make(**SMALL)
+        for call in (caller.look(theirs.id), caller.stop(theirs.id), caller.read(theirs.id, "/etc/passwd").__anext__()):
+            with pytest.raises(Refused) as refused:
+                await call
+            assert refused.value.code == "not_found"
+        assert theirs.id not in await living(caller)
+    finally:
+        await other.close()
+        await caller.close()
 
 
 async def test_the_end_is_told(boxes: Boxes) -> None:

@@ -8,7 +8,7 @@ import pytest
 from dsec.testing.suite.backends import BackendUnderTest
 from dsec.testing.suite.boxes import Box, Boxes, eventually
 from dsec.testing.suite.callers import Refused
-from dsec.testing.suite.sites import Site
+from dsec.testing.suite.sites import Site, needs
 from dsec.testing.suite.test_lifecycle import connected, has
 
 pytestmark = pytest.mark.asyncio
@@ -101,12 +101,36 @@ async def test_a_lost_server_is_the_platform_s_failure(mortal: Site, surface: st
         await box.stop()
 
 
-async def test_an_unknown_sandbox_is_no_lost_one(boxes: Boxes) -> None:
-    """RL1: an id that never was is a mistake of the caller, not a failure of the platform."""
+async def test_a_crashed_agent_is_the_platform_s_failure(site: Site, boxes: Boxes) -> None:
+    """RL1: the agent dies in the middle of a command: the call and every later one say so, with the incident of the log."""
+    needs(site, "crash")
     box = await boxes.make()
-    with pytest.raises(Refused) as refused:
-        await box.caller.look(box.id[:-1] + ("a" if box.id[-1] != "a" else "b"))
-    assert refused.value.kind == "request" and refused.value.code in ("not_found", "invalid_argument")
+    running = asyncio.ensure_future(box.shell("echo > /begun; sleep 60"))
+    await eventually(lambda: has(box, "begun"))
+    site.crash_agent(box.id)
+    incidents = set()
+    for call in (running, box.shell("true"), box.read("/begun")):
+        with pytest.raises(Refused) as refused:
+            await call
+        assert (refused.value.code, refused.value.fields["end"], refused.value.fields["infra"]) == (
+            "sandbox_lost", "runtime", True,
+        )  # fmt: skip
+        incidents.add(refused.value.fields["incident"])
+    view = await box.caller.look(box.id)
+    assert view.end is not None and incidents == {view.end.incident} and view.end.incident
+    if "log" in site.powers:
+        assert f"incident {view.end.incident}: sandbox {box.id}" in site.server_log()
+
+
+async def test_an_unknown_sandbox_is_no_lost_one(boxes: Boxes) -> None:
+    """RL1: an id that never was is a mistake of the caller, not a failure of the platform, whatever it looks like."""
+    box = await boxes.make()
+    other = box.id[:9] + ("a" if box.id[9] != "a" else "b") + box.id[10:]
+    for unknown in (other, box.id[:-1], box.id + "a", box.id.upper(), "nonsense"):
+        for call in (box.caller.look(unknown), box.caller.stop(unknown), box.caller.renew(unknown, 60)):
+            with pytest.raises(Refused) as refused:
+                await call
+            assert (refused.value.code, refused.value.kind) == ("not_found", "request"), unknown
 
 
 AGENT = r"""
