@@ -5,12 +5,12 @@ from pathlib import Path
 
 from dsec.model.settings import check_positive, setting
 
-__all__ = ["ContainerOptions", "ContainerSettings"]
+__all__ = ["ContainerOptions", "ContainerSettings", "PoolOptions"]
 
 
 @dataclass(frozen=True)
-class ContainerOptions:
-    """Settings of the container backend."""
+class PoolOptions:
+    """Settings of the pool of writable layers."""
 
     pool_device: str | None = setting(
         None, "block device of the pool of writable layers; none: a sparse file in the state"
@@ -25,6 +25,12 @@ class ContainerOptions:
     reserve_mb: int = setting(
         64, "MiB that the pool, and the file system under its file, must have free for a create to be admitted"
     )
+
+
+@dataclass(frozen=True)
+class ContainerOptions(PoolOptions):
+    """Settings of the container backend."""
+
     ahead_low: int = setting(16, "sets of namespaces kept ready; below this more are made")
     ahead_high: int = setting(48, "sets of namespaces kept ready at most")
     workers: int = setting(4, "threads for what blocks in the kernel")
