@@ -156,7 +156,7 @@ class ApiServer:
         """A request by a link, whose id names the edge; it needs no key, and one that it carries goes no further."""
         try:
             edge = self._edges.get(decode_sandbox_id("s" + link[1:], self._on.id_key).edge)
-        except InvalidArgument:
+        except NotFound:
             edge = None
         if edge is None:
             await refuse(scope, send, NotFound("no such link", what="preview"))

@@ -69,10 +69,8 @@ class PreviewKey:
     def check(self, preview: str) -> None:
         """Raises NotFound for an id that this platform did not make."""
         try:
-            if not preview.startswith("p"):
-                raise InvalidArgument("not a link", field="preview")
-            decode_sandbox_id("s" + preview[1:], self._key)
-        except InvalidArgument as error:
+            decode_sandbox_id("s" + preview.removeprefix("p"), self._key)
+        except NotFound as error:
             raise NotFound("no such link", what="preview") from error
 
 

@@ -37,6 +37,16 @@ def used(world: Platform, project: str = "root") -> Amount:
     return world.iam.accounts[project].used
 
 
+@pytest.mark.parametrize("path", ["/v1/sandboxes/{}", "/v1/sandboxes/{}/events", "/p/{}", "/p/{}/some/page"])
+async def test_an_id_that_never_was_is_not_found(tmp_path: Path, path: str) -> None:
+    async with platform(tmp_path) as world, world.client() as client:
+        _, box, _ = await make(client)
+        spoilt = box["id"][:9] + ("a" if box["id"][9] != "a" else "b") + box["id"][10:]
+        for unknown in (spoilt, "p" + spoilt[1:], box["id"] + "a", "9" * 30, "%00", "x"):
+            async with client.get(path.format(unknown)) as answer:
+                assert (answer.status, (await answer.json(content_type=None))["code"]) == (404, "not_found"), unknown
+
+
 async def test_create_use_and_stop(tmp_path: Path) -> None:
     async with platform(tmp_path) as world, world.client() as client:
         status, box, _ = await make(client)
