@@ -12,7 +12,7 @@ import pytest
 
 import dsec
 from conformance.boxes import Boxes, eventually
-from dsec.testing.node import Node
+from dsec.testing.node import Node, NodeFailed
 from faults.cells import groups
 
 pytestmark = pytest.mark.root
@@ -235,3 +235,31 @@ async def test_one_request_id_twice_at_once_for_every_kind(
         with pytest.raises(dsec.Conflict):
             await wrong
     assert (await one.files.read("/tmp/f")) == b"same"
+
+
+async def test_a_user_that_the_image_does_not_know(node: Node, client: dsec.DSecClient) -> None:
+    """A fault of the caller's, told at the create; numbers need no account, and nothing is left."""
+    for user in ("nobody-here", "1000:no-such-group", "root:nope"):
+        with pytest.raises(dsec.InvalidArgument) as caught:
+            await client.run_container(dsec.DSecContainerRunArgs(container_image="box:1", init_user=user))
+        assert caught.value.fields["field"] == "init_user"
+    for user, number in (("root", "0"), ("12345", "12345")):
+        box = await client.run_container(dsec.DSecContainerRunArgs(container_image="box:1", init_user=user))
+        assert (await box.exec(["id", "-u"])).text.strip() == number
+        await box.stop()
+
+
+async def test_a_volume_in_use_stays(node: Node, client: dsec.DSecClient) -> None:
+    node.dsec("volume", "create", "held")
+    mount = dsec.MountSpec(target="/held", volume="held")
+    boxes = [
+        await client.run_container(dsec.DSecContainerRunArgs(container_image="box:1", mounts=[mount])) for _ in range(2)
+    ]
+    await boxes[0].files.write("/held/f", b"kept")
+    with pytest.raises(NodeFailed, match="2 sandboxes use"):
+        node.dsec("volume", "remove", "held")
+    assert await boxes[1].files.read("/held/f") == b"kept"
+    for box in boxes:
+        await box.stop()
+    node.dsec("volume", "remove", "held")
+    assert "held" not in node.dsec("volume", "list").split()

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dsec.cli.shelf import fail_plainly, open_shelf, show, with_json, with_state
+from dsec.edge.journal import volume_users
 from dsec.images.volumes import Volumes
 from dsec.kernel.errors import KernelError
 from dsec.kernel.pool import Pool
@@ -70,7 +71,8 @@ def list_(state: str | None, as_json: bool) -> None:
 @with_state
 @click.argument("names", nargs=-1, required=True)
 def remove(state: str | None, names: tuple[str, ...]) -> None:
-    """Remove volumes and all that is in them. A sandbox that has one mounted finds it empty."""
+    """Remove volumes and all that is in them. One that a sandbox uses is not removed."""
+    users = volume_users(open_shelf(state).state / "journal.db")
     with _volumes(state) as volumes:
         for name in names:
-            volumes.remove(name)
+            volumes.remove(name, users[name])

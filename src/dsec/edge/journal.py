@@ -9,8 +9,9 @@ import asyncio
 import logging
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from dsec.model.views import PreviewView, SandboxEvent
 from dsec.rules import lifecycle as table
 from dsec.rules.oplog import Operation, Phase
 
-__all__ = ["Journal", "Row"]
+__all__ = ["Journal", "Row", "volume_users"]
 
 SCHEMA_VERSION = 4
 _COMPACT_ROWS = 200
@@ -429,3 +430,14 @@ class Journal:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             finally:
                 db.close()
+
+
+def volume_users(path: Path) -> Counter[str]:
+    """How many sandboxes of which something is left use each volume, by the journal at `path`, which another process may be
+    writing. Raises RuntimeFailure."""
+    if not path.exists():
+        return Counter()
+    with _typed(), closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as db:
+        rows = db.execute("SELECT spec FROM sandboxes WHERE gone IS NULL").fetchall()
+    specs = (_spec_decoder.decode(spec) for (spec,) in rows)
+    return Counter(volume for spec in specs for volume in {each.volume for each in spec.mounts if each.volume})

@@ -14,7 +14,7 @@ from dsec.edge.expiry import Expiry
 from dsec.edge.journal import Journal, Row
 from dsec.edge.network.networks import Networks
 from dsec.edge.operations import fingerprint_of
-from dsec.edge.planning import error_of, plan_of
+from dsec.edge.planning import check_user, end_of, error_of, plan_of
 from dsec.edge.resident import Resident, lost_error, view_of_row
 from dsec.edge.tasks import TaskSet
 from dsec.edge.timers import Timers
@@ -425,7 +425,7 @@ class Lifecycle:
             left, end, reason = failure.aftermath is Aftermath.BROKEN, failure.end, failure.detail
         except DSecError as error:
             resident.failure = error
-            left, end, reason = True, End.IMAGE if isinstance(action, table.Mount) else End.CAPACITY, error.detail
+            left, end, reason = True, end_of(error, mounting=isinstance(action, table.Mount)), error.detail
         except Exception as error:  # noqa: BLE001 - whatever it is, what was begun must still be undone
             incident = self._on.clock.random(8).hex()
             _log.error("incident %s in %s of %s", incident, type(action).__name__, resident.id, exc_info=error)
@@ -457,6 +457,7 @@ class Lifecycle:
                 started = await resident.backend.start(plan, handle)
             else:
                 started = await self._start_linked(resident, plan, handle, link)
+        await check_user(resident, resident.backend.agent(handle))
         resident.phases.update(started.phases)
         return table.Started(n)
 

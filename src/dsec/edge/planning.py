@@ -1,14 +1,16 @@
 """What a backend is asked for, and what callers are told of its failures."""
 
 from dsec.edge.resident import Resident
-from dsec.model.errors import Busy, DSecError, ImageUnavailable, RuntimeFailure
+from dsec.model.aether import FileStatRequest
+from dsec.model.errors import Busy, DSecError, ImageUnavailable, InvalidArgument, RuntimeFailure
 from dsec.model.network import Link
 from dsec.model.outcome import End
 from dsec.model.plan import Identity, Limits, Plan
+from dsec.ports.agent import Agent
 from dsec.ports.backend import BackendFailure
 from dsec.rules.admit import MIB
 
-__all__ = ["error_of", "plan_of"]
+__all__ = ["check_user", "end_of", "error_of", "plan_of"]
 
 
 def plan_of(resident: Resident, link: Link | None = None) -> Plan:
@@ -38,3 +40,23 @@ def error_of(failure: BackendFailure) -> DSecError:
     if failure.end is End.IMAGE:
         return ImageUnavailable(failure.detail)
     return RuntimeFailure(failure.detail)
+
+
+def end_of(error: DSecError, *, mounting: bool) -> End:
+    """The class of the end of a sandbox that did not start for `error`."""
+    if isinstance(error, InvalidArgument):
+        return End.STOPPED
+    return End.IMAGE if mounting else End.CAPACITY
+
+
+async def check_user(resident: Resident, agent: Agent) -> None:
+    """The sandbox's own accounts know `init_user`, by aether's reading; a number needs no account. Raises InvalidArgument."""
+    user = resident.row.spec.init_user
+    if not user or user.isdecimal():
+        return
+    try:
+        await agent.call(FileStatRequest(path="/", user=user, follow=True))
+    except DSecError as error:
+        if error.fields.get("what") != "user":
+            raise
+        raise InvalidArgument(error.detail, field="init_user") from error

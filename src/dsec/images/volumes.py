@@ -46,9 +46,13 @@ class Volumes:
         """All volumes, sorted."""
         return sorted(entry.name for entry in self._pool.volumes.iterdir() if _NAME.fullmatch(entry.name))
 
-    def remove(self, name: str) -> None:
-        """Removes a volume and all that is in it. A sandbox that has it mounted finds it empty. Raises NotFound."""
+    def remove(self, name: str, users: int) -> None:
+        """Removes a volume and all that is in it. Raises NotFound, and Conflict where `users` sandboxes use it."""
         self.directory(name)
+        if users:
+            raise Conflict(
+                f"{users} sandboxes use the volume {name!a}: stop them first", what="volume", sandboxes=users
+            )
         try:
             self._pool.delete_volume(name)
         except KernelError as error:
