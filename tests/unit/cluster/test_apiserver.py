@@ -37,7 +37,7 @@ def used(world: Platform, project: str = "root") -> Amount:
     return world.iam.accounts[project].used
 
 
-@pytest.mark.parametrize("path", ["/v1/sandboxes/{}", "/v1/sandboxes/{}/events", "/p/{}", "/p/{}/some/page"])
+@pytest.mark.parametrize("path", ["/v1/sandboxes/{}/events", "/p/{}", "/p/{}/some/page"])
 async def test_an_id_that_never_was_is_not_found(tmp_path: Path, path: str) -> None:
     async with platform(tmp_path) as world, world.client() as client:
         _, box, _ = await make(client)
@@ -417,16 +417,9 @@ async def test_bad_ids(tmp_path: Path) -> None:
         stranger = FakeEdge(9).new_id()
         name = edge.new_id()
         forged = name[:-1] + ("a" if name[-1] != "a" else "b")
-        for bad, status in [
-            ("x", 400),
-            (forged, 400),
-            (name + "x", 400),
-            (name.upper(), 400),
-            (stranger, 404),
-            (name, 404),
-        ]:
+        for bad in ("x", forged, name + "x", name.upper(), stranger, name):
             async with client.get(f"/v1/sandboxes/{bad}") as answer:
-                assert answer.status == status, bad
+                assert answer.status == 404, bad
 
 
 async def test_images(tmp_path: Path) -> None:
