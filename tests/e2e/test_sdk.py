@@ -96,7 +96,9 @@ async def test_the_published_listing(node: Node, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_guides_examples_run(node: Node) -> None:
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs/sdk.md").read_text(), re.DOTALL)
+    found = re.findall(r"```python\n(.*?)```", (ROOT / "docs/sdk.md").read_text(), re.DOTALL)
+    # This node has no network; tests/network runs what needs one, on a fake internet.
+    examples = [code for code in found if "network_" not in code]
     assert len(examples) >= 5
     env = {**os.environ, "DSEC_URL": node.url, "DSEC_API_KEY": node.api_key}
     for code in examples:
