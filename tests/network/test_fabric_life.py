@@ -1,18 +1,20 @@
 """Links over their lives: the server killed and followed by another, slots used again and again, and nothing left at the end."""
 
+import errno
 import select
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from dsec.kernel import netmaps
 from dsec.kernel.clock import SystemClock
+from dsec.kernel.errors import KernelError
 from dsec.kernel.network import FabricSettings, NetFabric
 from dsec.model.network import Allow, NetLimits
 from dsec.testing.fabric import Cell, cells, fabric_in, until
@@ -21,7 +23,7 @@ from dsec.testing.netns import Netns
 
 pytestmark = pytest.mark.root
 
-OPEN, BARRED = "203.0.113.7", "203.0.113.8"
+OPEN, BARRED, FLOWING = "203.0.113.7", "203.0.113.8", "203.0.113.61"
 SERVER = """
 import sys, time
 from pathlib import Path
@@ -92,6 +94,83 @@ def test_a_killed_server_goes_on_enforcing_and_the_next_takes_over(internet: Int
         next_one.unlink(5)
         next_one.sweep()
         assert set(counts(next_one).values()) == {0}
+
+
+def test_a_server_that_died_after_cutting_leaves_nothing_for_the_next(internet: Internet, tmp_path: Path) -> None:
+    """The namespace lives on, so nothing but the next server removes the link."""
+    with fabric_in(internet, tmp_path) as fabric, cells(fabric, [5, 6]) as (cut, kept):
+        for cell in (cut, kept):
+            cell.allow(Allow(network=f"{OPEN}/32"), group=3)
+        fabric.cut(5)
+        assert (cut.tcp(OPEN, 7, seconds=0.3), cut.tcp(kept.v4, 7, seconds=0.3)) == ("timeout", "timeout")
+        assert fabric._index(5) != 0
+        fabric.close(keep=True)
+        fabric.open()
+        assert (fabric._index(5), fabric.linked(), fabric.adopt(6)) == (0, frozenset({6}), True)
+        assert {name: count for name, count in counts(fabric).items() if name != "flows"} == {
+            "boxes": 1, "meters": 1, "swept": 1, "groups": 1, "rules": 1,
+        }  # fmt: skip
+        assert kept.tcp(OPEN, 7) == "hello"
+
+
+@contextmanager
+def held(internet: Internet) -> Iterator[None]:
+    """A server at FLOWING, which forgets at the end what nobody told it of."""
+    echo = internet.echo([FLOWING], 7)
+    try:
+        yield
+    finally:
+        echo.stop()
+
+
+class Refusing:
+    """One of the kernel's maps that refuses what is named in `ways`."""
+
+    def __init__(self, real: object, *ways: str) -> None:
+        self._real, self._ways = real, ways
+
+    def __getattr__(self, name: str) -> object:
+        if name in self._ways:
+            return self._refuse
+        return getattr(self._real, name)
+
+    def _refuse(self, *_: object) -> None:
+        raise OSError(errno.ENOMEM, "map", "refused")
+
+
+@pytest.mark.parametrize(
+    ("name", "ways"),
+    [
+        ("rules", ("put",)),
+        ("boxes", ("put",)),
+        ("boxes", ("put", "remove")),
+        ("groups", ("put",)),
+        ("groups", ("put", "remove")),
+    ],
+)
+def test_a_switch_that_the_kernel_refuses_leaves_nothing_reached(
+    internet: Internet, tmp_path: Path, name: str, ways: tuple[str, ...]
+) -> None:
+    with fabric_in(internet, tmp_path) as fabric, cells(fabric, [5, 6]) as (cell, mate):
+        for each in (cell, mate):
+            each.allow(Allow(network=f"{OPEN}/32"), Allow(network=f"{FLOWING}/32"), group=3)
+        with held(internet), cell.call(lambda: socket.create_connection((FLOWING, 7), timeout=5)) as line:
+            real = fabric._maps[name]
+            fabric._maps[name] = Refusing(real, *ways)  # type: ignore[assignment]
+            with pytest.raises(KernelError):
+                fabric.apply(5, [Allow(network=f"{BARRED}/32")], NetLimits(), 4)
+            fabric._maps[name] = real
+            line.settimeout(0.5)
+            with pytest.raises(OSError):
+                line.sendall(b"hello")
+                assert line.recv(10) == b""
+                raise ConnectionResetError
+        for address in (OPEN, BARRED, mate.v4):
+            assert cell.tcp(address, 7, seconds=0.5) != "hello"
+        assert mate.tcp(OPEN, 7) == "hello"
+        if ways == ("put",):
+            fabric.apply(5, [Allow(network=f"{BARRED}/32")], NetLimits(), 0)
+            assert (cell.tcp(BARRED, 7), cell.tcp(OPEN, 7)) == ("hello", "Connection refused")
 
 
 def test_a_server_that_keeps_leaves_links_in_force(internet: Internet, tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ impl RouterLinks {
         .map_err(raised)
     }
 
-    fn unlink(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        py.detach(|| self.0.unlink(name)).map_err(raised)
+    fn unlink(&self, py: Python<'_>, names: Vec<String>) -> PyResult<()> {
+        py.detach(|| self.0.unlink(&names)).map_err(raised)
     }
 
     fn cut_uplink(&self, py: Python<'_>, name: &str) -> PyResult<bool> {

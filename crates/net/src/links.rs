@@ -7,11 +7,13 @@ use std::sync::{Mutex, PoisonError};
 use dsec_sys::{device_index, within, Error, Result};
 
 use crate::hook::Hook;
-use crate::route::{address, delivered_here, removed, route, up, veth, Route};
+use crate::route::{address, delivered_here, group_removed, grouped, removed, route, up, veth, Route};
 
 /// What every device of ours has for a hardware address: locally administered, and the same at both ends of a link.
 const MAC: [u8; 6] = [0x02, 0xd5, 0xec, 0, 0, 1];
 const LOOPBACK: u32 = 1;
+/// Devices that are about to be removed, all at once, are in this group.
+const LEAVING: u32 = 0xd5ec;
 const INSIDE: &str = "eth0";
 /// The router's end of the link from the host, and next hops on that link, which nobody has to own.
 const UPLINK: &str = "up0";
@@ -101,7 +103,7 @@ impl Links {
         locked(&self.to_router).ask("link", vec![veth(name, INSIDE, sandbox, MAC, mtu)])?;
         self.furnish(name, sandbox, own, gateway, hook).inspect_err(|_| {
             // The first failure is the one to tell.
-            let _ = self.unlink(name);
+            let _ = self.unlink(&[name.to_owned()]);
         })
     }
 
@@ -133,12 +135,19 @@ impl Links {
         Ok(index)
     }
 
-    /// Removes the router's device `name`, and with it the sandbox's end; false where it was not there.
+    /// Removes the router's devices `names`, as far as they are there, and with each the sandbox's end. The kernel waits for all CPUs
+    /// several times for one removal, and no oftener for many.
     ///
     /// # Errors
     /// As the kernel gives them.
-    pub fn unlink(&self, name: &str) -> Result<bool> {
-        absent(locked(&self.to_router).ask("unlink", vec![removed(name)]))
+    pub fn unlink(&self, names: &[String]) -> Result<()> {
+        let mut requests: Vec<_> = names.iter().map(|name| grouped(name, LEAVING)).collect();
+        requests.push(group_removed(LEAVING));
+        let refused = locked(&self.to_router).try_all("unlink", requests)?;
+        match refused.into_iter().find(|errno| *errno != libc::ENODEV) {
+            Some(errno) => Err(Error::new("unlink", "netlink", errno)),
+            None => Ok(()),
+        }
     }
 
     /// Removes the host's device `name`, and the router's end of it.

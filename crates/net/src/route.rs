@@ -45,6 +45,14 @@ impl Route {
 
     /// Carries out all requests, in order. What follows a refused one is tried all the same.
     pub fn ask(&mut self, what: &'static str, requests: Vec<Request>) -> Result<()> {
+        match self.try_all(what, requests)?.first() {
+            Some(errno) => Err(Error::new(what, "netlink", *errno)),
+            None => Ok(()),
+        }
+    }
+
+    /// As `ask`; answers what was refused, in order.
+    pub fn try_all(&mut self, what: &'static str, requests: Vec<Request>) -> Result<Vec<i32>> {
         let (mut bytes, mut waiting) = (Vec::new(), requests.len());
         for (message, flags) in requests {
             let mut header = NetlinkHeader::default();
@@ -56,7 +64,7 @@ impl Route {
             message.serialize(&mut bytes[start..]);
         }
         self.socket.send(&bytes, 0).map_err(|e| failed(what, &e))?;
-        let mut first = Ok(());
+        let mut refused = Vec::new();
         while waiting > 0 {
             let mut answer = Vec::with_capacity(ROOM);
             self.socket.recv(&mut answer, 0).map_err(|e| failed(what, &e))?;
@@ -67,13 +75,11 @@ impl Route {
                 at += (message.header.length as usize).next_multiple_of(4).max(4);
                 if let NetlinkPayload::Error(error) = message.payload {
                     waiting -= 1;
-                    if let (Some(code), Ok(())) = (error.code, &first) {
-                        first = Err(Error::new(what, "netlink", -code.get()));
-                    }
+                    refused.extend(error.code.map(|code| -code.get()));
                 }
             }
         }
-        first
+        Ok(refused)
     }
 }
 
@@ -116,6 +122,20 @@ pub fn up(index: u32) -> Request {
 pub fn removed(name: &str) -> Request {
     let mut message = LinkMessage::default();
     message.attributes = vec![LinkAttribute::IfName(name.to_owned())];
+    (RouteNetlinkMessage::DelLink(message), 0)
+}
+
+/// Puts a device into a group of devices.
+pub fn grouped(name: &str, group: u32) -> Request {
+    let mut message = LinkMessage::default();
+    message.attributes = vec![LinkAttribute::IfName(name.to_owned()), LinkAttribute::Group(group)];
+    (RouteNetlinkMessage::SetLink(message), 0)
+}
+
+/// Removes all devices of a group at once.
+pub fn group_removed(group: u32) -> Request {
+    let mut message = LinkMessage::default();
+    message.attributes = vec![LinkAttribute::Group(group)];
     (RouteNetlinkMessage::DelLink(message), 0)
 }
 

@@ -13,8 +13,10 @@ from dsec.kernel.uids import Slots, agent_id, base_id
 
 __all__ = ["Linker", "NamespacePool", "Namespaces", "make_namespaces"]
 
-_AHEAD = "ahead"
+_AHEAD, _LEAVING = "ahead", "leaving"
 _AGAIN = 1.0
+_TOGETHER = 128
+_GATHERING = 0.1
 
 _log = logging.getLogger("dsec.kernel")
 
@@ -44,14 +46,15 @@ class Linker(Protocol):
     """What gives namespaces a link ahead, and takes it away: a slot and the descriptor of its network namespace."""
 
     def prepare(self, slot: int, netns: int) -> None: ...
-    def unlink(self, slot: int) -> None: ...
+    def unlink(self, *slots: int) -> None: ...
 
 
 class NamespacePool:
     """Slots of ids, and namespaces for them: between `low` and `high` sets are ready, refilled by a thread of its own.
 
     `high` 0 makes none ahead. With a `linker`, as many sets with a link are kept ready too, from the first time that one was asked for. A slot
-    belongs to a holder (a sandbox's name) from `take_slot` or `hold` until `give_back`.
+    belongs to a holder (a sandbox's name) from `take_slot` or `hold` until `give_back`; one with a link is nobody's until that is removed,
+    by a second thread, many at once, since each removal has the kernel wait for all CPUs.
     """
 
     def __init__(self, slots: Slots, *, low: int = 16, high: int = 48, linker: Linker | None = None) -> None:
@@ -64,7 +67,10 @@ class NamespacePool:
         self._changed = threading.Condition()
         self._closing = False
         self._failure: KernelError | None = None
-        self._thread: threading.Thread | None = None
+        self._filler: threading.Thread | None = None
+        self._unlinker: threading.Thread | None = None
+        self._leaving: deque[int] = deque()
+        self._emptied = False
 
     @property
     def ready(self) -> int:
@@ -73,19 +79,21 @@ class NamespacePool:
 
     def open(self) -> None:
         """Starts filling."""
-        self._closing = False
+        self._closing = self._emptied = False
         if self._high > 0:
-            self._thread = threading.Thread(target=self._fill, name="dsec-namespaces", daemon=True)
-            self._thread.start()
+            self._filler = threading.Thread(target=self._fill, name="dsec-namespaces", daemon=True)
+            self._filler.start()
+        if self._linker is not None:
+            self._unlinker = threading.Thread(target=self._unlink, name="dsec-unlink", daemon=True)
+            self._unlinker.start()
 
     def close(self) -> None:
-        """Ends the thread and lets go of every set that no sandbox was started with."""
+        """Ends the threads and lets go of every set that no sandbox was started with; returns when all links given back are removed."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._filler is not None:
+            self._filler.join()
         with self._changed:
             for linked, shelf in self._shelves.items():
                 for made in shelf:
@@ -94,6 +102,11 @@ class NamespacePool:
                 self._discard(made, linked, holder)
             self._shelves = {False: deque()}
             self._kept.clear()
+            self._emptied = True
+            self._changed.notify_all()
+        if self._unlinker is not None:
+            self._unlinker.join()
+        self._filler = self._unlinker = None
 
     def take_slot(self, holder: str, *, linked: bool = False) -> int:
         """A slot for `holder`, with a ready set if there is one. Never waits. Raises KernelError ENOSPC."""
@@ -120,12 +133,12 @@ class NamespacePool:
         with self._changed:
             return self._slots.hold(slot, holder)
 
-    def give_back(self, slot: int, holder: str) -> None:
-        """The holder is gone. Done when it holds nothing."""
+    def give_back(self, slot: int, holder: str, *, linked: bool = False) -> None:
+        """The holder is gone. Done when it holds nothing. `linked`: the slot has, or may have, a link, which is removed later."""
         with self._changed:
             kept = self._kept.pop(holder, None)
             if kept is None:
-                self._slots.release(slot, holder)
+                self._release(slot, linked, holder)
             else:
                 self._discard(*kept, holder)
 
@@ -135,10 +148,40 @@ class NamespacePool:
         return self._failure
 
     def _discard(self, made: Namespaces, linked: bool, holder: str) -> None:
-        if linked and self._linker is not None:
-            self._linker.unlink(made.slot)
         made.close()
-        self._slots.release(made.slot, holder)
+        self._release(made.slot, linked, holder)
+
+    def _release(self, slot: int, linked: bool, holder: str) -> None:
+        if not linked or self._linker is None:
+            self._slots.release(slot, holder)
+        elif self._slots.pass_on(slot, holder, _LEAVING):
+            self._leaving.append(slot)
+            self._changed.notify_all()
+
+    def _unlink(self) -> None:
+        """Removes links given back, and frees their slots; at the end all that are left. What the kernel refuses is tried again."""
+        while slots := self._wait_for_leaving():
+            try:
+                assert self._linker is not None
+                self._linker.unlink(*slots)
+            except KernelError as error:
+                _log.error("links of %d sandboxes cannot be removed yet: %s", len(slots), error)
+                with self._changed:
+                    if self._emptied:
+                        return
+                    self._leaving.extend(slots)
+                    self._changed.wait_for(lambda: self._emptied, timeout=_AGAIN)
+                continue
+            with self._changed:
+                for slot in slots:
+                    self._slots.release(slot, _LEAVING)
+
+    def _wait_for_leaving(self) -> list[int]:
+        """Slots to unlink together; none at the end. Waits for more of them a little, for one costs what many do."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._leaving or self._emptied)
+            self._changed.wait_for(lambda: len(self._leaving) >= _TOGETHER or self._emptied, timeout=_GATHERING)
+            return [self._leaving.popleft() for _ in range(min(_TOGETHER, len(self._leaving)))]
 
     def _fill(self) -> None:
         while (linked := self._wait_for_need()) is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from dsec import _native
 from dsec.kernel.errors import KernelError, from_kernel, kernel_op
 
-__all__ = ["HostSysctls", "router_sysctls"]
+__all__ = ["HostSysctls", "devices_in", "router_sysctls"]
 
 _NET = "/proc/sys/net/"
 _SO_NETNS_COOKIE = 71
@@ -49,7 +49,7 @@ class HostSysctls:
             changed = {name: value for name, value in before.items() if value != _HOST[name]}
             if "ipv6/conf/all/forwarding" in changed:
                 # A forwarding host no longer listens to routers, unless it is told to: its own way out may come from one.
-                for name in _interfaces(netns):
+                for name in devices_in(netns):
                     path = f"ipv6/conf/{name}/accept_ra"
                     if _exchange(netns, _NET + path, None) == "1":
                         changed[path] = "1"
@@ -63,7 +63,7 @@ class HostSysctls:
     def restore(self, netns: int, prefix: str) -> None:
         """Puts back what `set` changed, unless a device with a name of `prefix` says that another node is there. Raises KernelError."""
         with self._alone(netns) as kept:
-            if not kept.exists() or any(name.startswith(prefix) for name in _interfaces(netns)):
+            if not kept.exists() or any(name.startswith(prefix) for name in devices_in(netns)):
                 return
             for name, value in json.loads(kept.read_text()).items():
                 try:
@@ -93,7 +93,7 @@ def _cookie(netns: int) -> int:
         return int.from_bytes(made.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), "little")
 
 
-def _interfaces(netns: int) -> list[str]:
+def devices_in(netns: int) -> list[str]:
     """Names of the namespace's devices."""
     listing = _exchange(netns, "/proc/thread-self/net/dev", None)
     return [line.split(":")[0].strip() for line in listing.splitlines()[2:]]

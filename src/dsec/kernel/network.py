@@ -5,7 +5,9 @@ directory, the router's namespace by a mount there. So a server that dies change
 """
 
 import ipaddress
+import logging
 import os
+import re
 import socket as sockets
 import threading
 import time
@@ -20,7 +22,7 @@ from dsec.kernel import netmaps
 from dsec.kernel.errors import KernelError, from_kernel, kernel_op
 from dsec.kernel.mounts import mount, umount
 from dsec.kernel.netrecords import Ledger
-from dsec.kernel.netsysctl import HostSysctls, router_sysctls
+from dsec.kernel.netsysctl import HostSysctls, devices_in, router_sysctls
 from dsec.kernel.nettables import MARK_RELAY, delete_table, host_table, load_tables, router_table
 from dsec.kernel.netview import View
 from dsec.model.network import Address, Allow, NetLimits
@@ -30,6 +32,8 @@ from dsec.ports.network import SlotFlow
 
 __all__ = ["FabricSettings", "NetFabric"]
 
+_log = logging.getLogger("dsec.kernel")
+
 _LAYOUT = "1"
 _DEVICE = "dsec-"
 _FIRST = 256
@@ -38,6 +42,7 @@ _MS_BIND = 0x1000
 _IP_TRANSPARENT, _IPV6_TRANSPARENT = 19, 75
 _BACKLOG = 512
 _SEALED = NetLimits()
+_LINK = re.compile(r"s\d+")
 
 
 @dataclass(frozen=True)
@@ -143,13 +148,31 @@ class NetFabric:
                 kept.add(box.view)
             else:
                 self._forget(ifindex)
+        self._sweep_away()
         for view in views.keys() - kept:
             View(self._maps["rules"], view, views[view]).remove()
         self._next_view = max(views.keys() | kept, default=0) + 1
 
+    def _sweep_away(self) -> None:
+        """Removes what a server left that died between cutting a link and removing it."""
+        numbers = {_number(linked.ifindex) for linked in self._linked.values()}
+        for name in ("meters", "swept"):
+            for key, _ in self._maps[name].entries():
+                if key not in numbers:
+                    from_kernel(self._maps[name].remove)(key)
+        known = {_number(slot) for slot in self._linked}
+        for key, _ in self._maps["groups"].entries():
+            if key not in known:
+                from_kernel(self._maps["groups"].remove)(key)
+        devices = [name for name in devices_in(self._router) if _LINK.fullmatch(name)]
+        left = [slot for slot in (int(name[1:]) for name in devices) if slot not in self._linked]
+        if left:
+            self.unlink(*left)
+
     def close(self, keep: bool) -> None:
-        for slot in self._ahead.copy() if keep else self._linked.copy():
-            self.unlink(slot)
+        slots = self._ahead.copy() if keep else self._linked.copy()
+        if slots:
+            self.unlink(*slots)
         if not keep and "_links" in self.__dict__:
             self._links.cut_uplink(self._uplink)
             delete_table(self._host, self._table)
@@ -203,8 +226,8 @@ class NetFabric:
             self._maps["swept"].put(key, bytes(8))
             self._maps["boxes"].put(key, box.pack())
         except OSError:
-            self._links.unlink(_name(slot))
             self._forget(ifindex)
+            self._links.unlink([_name(slot)])
             raise
         self._ledger.begin(ifindex, slot)
         with self._lock:
@@ -218,19 +241,24 @@ class NetFabric:
         with self._lock:
             return frozenset(self._linked.keys() - self._ahead)
 
-    def unlink(self, slot: int) -> None:
-        with self._lock:
-            linked = self._linked.pop(slot, None)
-            self._ahead.discard(slot)
-            if linked is None and self._host < 0:
-                return
-        # The device first: from here on nothing passes, whatever the maps still say.
-        from_kernel(self._links.unlink)(_name(slot))
+    def cut(self, slot: int) -> None:
+        linked = self._linked.get(slot)
+        if linked is None:
+            return
+        # Its record first: without it nothing passes, whatever the other maps still say.
+        self._forget(linked.ifindex)
         from_kernel(self._maps["groups"].remove)(_number(slot))
-        if linked is not None:
-            self._ledger.end(linked.ifindex)
-            self._forget(linked.ifindex)
-            linked.view.remove()
+        self._ledger.end(linked.ifindex)
+        linked.view.remove()
+        with self._lock:
+            self._linked.pop(slot, None)
+            self._ahead.discard(slot)
+
+    def unlink(self, *slots: int) -> None:
+        for slot in slots:
+            self.cut(slot)
+        if self._host >= 0:
+            from_kernel(self._links.unlink)([_name(slot) for slot in slots])
 
     def apply(
         self,
@@ -245,11 +273,25 @@ class NetFabric:
         box = linked.box._replace(view=view.number, group=group, limits=limits)
         try:
             view.fill([(allow, 0) for allow in allows] + [(allow, _boot_ns(seconds)) for allow, seconds in answers])
+            self._switch(linked, box, view)
         except (KernelError, ValueError) as error:
-            view.remove()
-            self._switch(linked, linked.box._replace(view=view.number, group=0), view)
+            self._shut(linked, view)
             raise error if isinstance(error, KernelError) else KernelError(str(error), _name(slot), E2BIG) from error
-        self._switch(linked, box, view)
+
+    def _shut(self, linked: _Linked, begun: View) -> None:
+        """Lets nothing pass after a switch that failed: by a view without rules, which answers; where the kernel refuses that write too, by
+        taking the record away, which needs no room; and where it refuses that, the device."""
+        slot, shut = linked.box.slot, View(self._maps["rules"], self._take_view(), {})
+        try:
+            self._switch(linked, linked.box._replace(view=shut.number, group=0), shut)
+        except KernelError as error:
+            _log.error("slot %d is shut by taking its record away: %s", slot, error)
+            try:
+                from_kernel(self._maps["boxes"].remove)(_number(linked.ifindex))
+            except KernelError as worse:
+                _log.error("slot %d is shut by taking its device away: %s", slot, worse)
+                from_kernel(self._links.unlink)([_name(slot)])
+        begun.remove()
 
     def _switch(self, linked: _Linked, box: netmaps.Box, view: View) -> None:
         """From one view to the next by one write: no packet is judged by parts of both, or by neither."""

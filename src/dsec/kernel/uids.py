@@ -86,10 +86,12 @@ class Slots:
             self._free.remove(slot)
         return True
 
-    def pass_on(self, slot: int, holder: str, to: str) -> None:
-        """Gives a held slot to another holder."""
-        if self._holders.get(slot) == holder:
-            self._holders[slot] = to
+    def pass_on(self, slot: int, holder: str, to: str) -> bool:
+        """Gives a held slot to another holder; False where another has it."""
+        if self._holders.get(slot) != holder:
+            return False
+        self._holders[slot] = to
+        return True
 
     def release(self, slot: int, holder: str) -> None:
         if self._holders.get(slot) == holder:

@@ -57,8 +57,13 @@ class Fabric(Protocol):
         """Slots that have anything of the fabric, so that what belongs to no sandbox can be unlinked."""
         ...
 
-    def unlink(self, slot: int) -> None:
-        """Removes all of a slot, in any state, any number of times; when it returns, the slot may be linked again."""
+    def cut(self, slot: int) -> None:
+        """Lets nothing pass any more and forgets the slot's rules, at once, any number of times. `unlink` has to follow."""
+        ...
+
+    def unlink(self, *slots: int) -> None:
+        """Removes all of these slots, in any state, any number of times; when it returns, they may be linked again. Takes some tens of
+        milliseconds, no longer for many than for one."""
         ...
 
     def address(self, slot: int) -> Address:

@@ -63,10 +63,15 @@ class FakeFabric:
         """All slots that are there."""
         return frozenset(self.views)
 
-    def unlink(self, slot: int) -> None:
+    def cut(self, slot: int) -> None:
         """Forgets a slot."""
         for kept in (self.views, self.permits, self.groups, self.limits):
             kept.pop(slot, None)
+
+    def unlink(self, *slots: int) -> None:
+        """The same."""
+        for slot in slots:
+            self.cut(slot)
 
     def address(self, slot: int) -> Address:
         """By the slot's number."""

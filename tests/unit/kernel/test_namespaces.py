@@ -123,6 +123,7 @@ class FakeLinker:
 
     def __init__(self) -> None:
         self.linked: set[int] = set()
+        self.removals: list[tuple[int, ...]] = []
         self.error: KernelError | None = None
         self.changed = threading.Condition()
 
@@ -134,8 +135,14 @@ class FakeLinker:
                 raise error
             self.linked.add(slot)
 
-    def unlink(self, slot: int) -> None:
-        self.linked.discard(slot)
+    def unlink(self, *slots: int) -> None:
+        with self.changed:
+            self.changed.notify_all()
+            self.removals.append(slots)
+            if self.error is not None:
+                error, self.error = self.error, None
+                raise error
+            self.linked.difference_update(slots)
 
     def wait(self, enough: Callable[[], bool]) -> None:
         with self.changed:
@@ -157,11 +164,42 @@ def test_links_are_made_ahead_from_the_first_that_was_asked_for(maker: Maker, sl
     plain = pool.take_slot("three")
     assert plain not in linker.linked
     pool.namespaces(second, "two").close()
-    for slot, name in ((first, "one"), (second, "two"), (plain, "three")):
-        pool.give_back(slot, name)
+    for slot, name, with_link in ((first, "one", True), (second, "two", True), (plain, "three", False)):
+        pool.give_back(slot, name, linked=with_link)
     pool.close()
-    # Given away with its set: its sandbox's stop takes the link.
-    assert linker.linked == {second}
+    assert linker.linked == set()
+    assert plain not in [slot for slots in linker.removals for slot in slots]
+
+
+def test_links_given_back_are_removed_many_at_once_and_nobody_waits(maker: Maker, slots: Slots) -> None:
+    linker = FakeLinker()
+    pool = NamespacePool(slots, high=0, linker=linker)
+    pool.open()
+    taken = {pool.take_slot(f"box{number}", linked=True): f"box{number}" for number in range(300)}
+    linker.linked.update(taken)
+    for slot, name in taken.items():
+        pool.give_back(slot, name, linked=True)
+        pool.give_back(slot, name, linked=True)
+    linker.wait(lambda: not linker.linked)
+    pool.close()
+    assert sorted(slot for slots in linker.removals for slot in slots) == sorted(taken), "each once"
+    assert len(linker.removals) <= 5
+
+
+def test_a_slot_is_nobodys_until_its_link_is_removed(maker: Maker, slots: Slots) -> None:
+    linker = FakeLinker()
+    linker.error = KernelError("unlink", "netlink", 16)
+    pool = NamespacePool(slots, high=0, linker=linker)
+    pool.open()
+    slot = pool.take_slot("one", linked=True)
+    linker.linked.add(slot)
+    pool.give_back(slot, "one", linked=True)
+    linker.wait(lambda: linker.error is None)
+    assert not slots.hold(slot, "two"), "refused once, it is still being removed"
+    linker.wait(lambda: not linker.linked)
+    pool.close()
+    assert slots.hold(slot, "two")
+    slots.release(slot, "two")
 
 
 def test_a_link_that_cannot_be_made_loses_neither_slot_nor_set(maker: Maker, slots: Slots) -> None:

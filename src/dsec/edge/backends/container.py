@@ -344,7 +344,7 @@ class Container:
         if found is not None:
             os.close(found[1])
         if found is None and not self._leftovers(state.name):
-            self._namespaces.give_back(state.slot, state.name)
+            self._namespaces.give_back(state.slot, state.name, linked=state.linked)
             return Life.GONE
         return Life.BROKEN
 
@@ -412,7 +412,7 @@ class Container:
             await self._work(self._remove, state)
         except KernelError as error:
             raise failure_of(error, Aftermath.BROKEN) from error
-        self._namespaces.give_back(state.slot, state.name)
+        self._namespaces.give_back(state.slot, state.name, linked=state.linked)
 
     async def _kill(self, state: CellState, alive: _Alive) -> None:
         if not alive.ended.done():
@@ -434,7 +434,7 @@ class Container:
 
     def _remove(self, state: CellState) -> None:
         if state.linked and self._fabric is not None:
-            self._fabric.unlink(state.slot)
+            self._fabric.cut(state.slot)
         self._groups.remove(state.name)
         try:
             self._pool.delete(state.name)

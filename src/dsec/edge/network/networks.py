@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -43,6 +44,8 @@ __all__ = ["FORBIDDEN", "GUARDED", "NetworkParts", "Networks"]
 _log = logging.getLogger("dsec.edge")
 _R = TypeVar("_R")
 _THREADS = 4
+_POLICIES_MAX = 256
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 FORBIDDEN = (
     "0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "::/127", "::ffff:0:0/96", "fe80::/10", "fec0::/10", "ff00::/8",
@@ -86,6 +89,7 @@ class Networks:
         self._tasks = tasks
         self._members: dict[str, Member] = {}
         self._by_slot: dict[int, Member] = {}
+        self._policies: dict[bytes, Policy] = {}
         self._workers: ThreadPoolExecutor | None = None
         self._past = NetCounts()
         self._grounds = Grounds(gateway_v4="", gateway_v6="", forbidden=FORBIDDEN, guarded=GUARDED)
@@ -120,6 +124,7 @@ class Networks:
             forbidden=(*FORBIDDEN, *self._on.settings.forbidden, *self._on.ranges),
             credentials=self._on.credentials,
         )
+        self._policies.clear()
         asyncio.get_running_loop().add_reader(fabric.events_fd(), self._drain)
         self._tasks.spawn(self._sweeping(), "network sweep")
         self.why_not = ""
@@ -128,8 +133,9 @@ class Networks:
         """After the living have been taken over: removes what belongs to none of them."""
         if self.why_not or self._on.fabric is None:
             return
-        for slot in await self._work(self._on.fabric.linked) - self._by_slot.keys():
-            await self._work(self._on.fabric.unlink, slot)
+        left = await self._work(self._on.fabric.linked) - self._by_slot.keys()
+        if left:
+            await self._work(self._on.fabric.unlink, *left)
 
     async def close(self) -> None:
         """Ends the server's part. Linked sandboxes stay connected and judged, names and relayed connections end; without any, nothing stays."""
@@ -152,9 +158,15 @@ class Networks:
             self._compiled(spec, "", spec.network_rules, "network_rules")
 
     def _compiled(self, spec: SandboxSpec, group: str, rules: Any, field: str) -> Policy:
-        return compiled(
+        """Sandboxes of one job have one set of rules, and each needs its policy twice: those compiled last are kept."""
+        key = _encode((rules, spec.network_limits, group, spec.aliases))
+        policy = self._policies.pop(key, None) or compiled(
             rules, self._on.services, self._grounds, field=field, limits=spec.network_limits, group=group, aliases=spec.aliases
         )  # fmt: skip
+        self._policies[key] = policy
+        if len(self._policies) > _POLICIES_MAX:
+            del self._policies[next(iter(self._policies))]
+        return policy
 
     def link_of(self, resident: Resident) -> Link | None:
         """What a sandbox that is about to start begins with; None without a network."""
@@ -208,8 +220,16 @@ class Networks:
         self._past = _sum(self._past, counts)
         async with member.lock:  # an answer under way is over before the slot can be another's
             member.closed = True
-        if self._on.gate is not None and not self.why_not:
-            await self._on.gate.drop(member.slot)
+        if not self.why_not:
+            self._tasks.spawn(self._drop(member.slot), f"network of {sandbox_id}")
+
+    async def _drop(self, slot: int) -> None:
+        """Nobody waits for it: what the gate is told of the slot's next sandbox comes after this, on the same channel."""
+        try:
+            if self._on.gate is not None:
+                await self._on.gate.drop(slot)
+        except DSecError as error:
+            _log.warning("the gate, started anew, will not know slot %d: %s", slot, error)
 
     async def adopt(self, resident: Resident, slot: int | None) -> None:
         """After a restart: what is in force is what the journal says, or nothing is reached."""
