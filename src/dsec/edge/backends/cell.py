@@ -1,18 +1,21 @@
 """From a plan of the platform to the launcher's, and how a first process is known."""
 
+import math
 import os
 import select
 import signal
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from errno import EBUSY
 from pathlib import Path
+from typing import Literal
 
 from dsec.kernel.cgroup import Cgroups
 from dsec.kernel.errors import KernelError, kernel_op
 from dsec.kernel.launch import CellPlan, Extra
 from dsec.model.plan import Plan
 
-__all__ = ["cell_plan", "end_all", "is_first"]
+__all__ = ["cell_plan", "end_all", "is_first", "on_cpus"]
 
 
 def cell_plan(
@@ -64,3 +67,19 @@ def end_all(groups: Cgroups, patience: float) -> None:
             poll.register(pidfd, select.POLLIN)
             if not poll.poll(patience * 1000):
                 raise KernelError("kill", str(pid), EBUSY)
+
+
+@contextmanager
+def on_cpus(slot: int, cores: float, affinity: Literal["none", "limit"]) -> Iterator[None]:
+    """What this thread starts meanwhile is tied to as many of its CPUs as `cores`, rounded up; slots go round them."""
+    allowed = sorted(os.sched_getaffinity(0))
+    count = max(1, math.ceil(cores))
+    if affinity == "none" or count >= len(allowed):
+        yield
+        return
+    with kernel_op("sched_setaffinity"):
+        os.sched_setaffinity(0, {allowed[(slot * count + n) % len(allowed)] for n in range(count)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)

@@ -13,7 +13,7 @@ from hashlib import sha256
 from threading import Lock
 from typing import TypeVar
 
-from dsec.edge.backends.cell import cell_plan, end_all, is_first
+from dsec.edge.backends.cell import cell_plan, end_all, is_first, on_cpus
 from dsec.edge.backends.handle import HANDLE_VERSION, CellState, encode, failure_of, opened
 from dsec.edge.backends.kills import Kills
 from dsec.edge.backends.settings import ContainerSettings
@@ -250,7 +250,8 @@ class Container:
                 with self._listen(name) as listener:
                     views = self._sights.of(plan.limits.memory_bytes, plan.limits.cpu_cores)
                     cell = cell_plan(plan, writable, views, listener.fileno(), self._addresses(state))
-                    launched = launcher.launch(cell, namespaces, groups)
+                    with on_cpus(state.slot, plan.limits.cpu_cores, self._settings.cpu_affinity):
+                        launched = launcher.launch(cell, namespaces, groups)
             finally:
                 groups.close()
         finally:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dsec.model.settings import check_positive, setting
 
@@ -33,6 +34,10 @@ class ContainerOptions(PoolOptions):
 
     ahead_low: int = setting(16, "sets of namespaces kept ready; below this more are made")
     ahead_high: int = setting(48, "sets of namespaces kept ready at most")
+    cpu_affinity: Literal["none", "limit"] = setting(
+        "none",
+        "limit: a sandbox is tied to as many CPUs as its limit, rounded up, so that programs that ask the kernel see these",
+    )
     workers: int = setting(4, "threads for what blocks in the kernel")
     answer_seconds: float = setting(10.0, "seconds that a new sandbox's aether has to answer")
     stop_seconds: float = setting(20.0, "seconds that a killed sandbox has to end")
