@@ -12,7 +12,18 @@ from uuid import uuid4
 
 import pytest
 
-from dsec.testing.suite.archives import Member, file, folder, image, layout_files, link, symlink, tar, write_layout
+from dsec.testing.suite.archives import (
+    Member,
+    file,
+    folder,
+    image,
+    layout_files,
+    link,
+    other,
+    symlink,
+    tar,
+    write_layout,
+)
 from dsec.testing.suite.boxes import Box, Boxes
 from dsec.testing.suite.rootfs import busybox_layer
 from dsec.testing.suite.sites import Site, needs
@@ -168,7 +179,8 @@ async def test_three_hundred_thousand_tiny_files(boxes: Boxes, made: Make) -> No
 @pytest.mark.parametrize("surface", ["sdk"], indirect=True)
 async def test_hard_links_and_long_names(boxes: Boxes, made: Make) -> None:
     """IM4: counts and inodes, B keeps its bytes when A is replaced, a link before its target, names of every length."""
-    deep = ("t/" + "/".join(["p" * 199] * 20))[:3950]
+    deep = "t/" + "/".join(["p" * 198] * 20)
+    deep += "q" * (3998 - len(deep))  # with "/f" 4,000 bytes
     first = [
         folder("t"), file("t/A", b"old" * 2000), link("t/B", "t/A"), folder("t/links"),
         *(link(f"t/links/{i}", "t/A") for i in range(998)), link("t/early", "t/late"), file("t/late", b"l"),
@@ -182,6 +194,8 @@ async def test_hard_links_and_long_names(boxes: Boxes, made: Make) -> None:
     assert await box.read("/t/" + "n" * 250) == b"long"
     assert (await box.said("readlink /t/far")) == "t" * 3000 + "\n"
     assert (await box.said("find /t -name f -exec cat {} +")) == "deep"
+    assert len(deep + "/f") == 4000 and await box.read(f"/{deep}/f") == b"deep"
+    assert (await box.exec(["cat", f"/{deep}/f"])).stdout == b"deep"
     assert int((await box.said("du -sk /t/links")).split()[0]) < 1024
 
 
@@ -262,6 +276,16 @@ def busybox_bytes() -> bytes:
         content = archive.extractfile("./bin/busybox")
         assert content is not None
         return content.read()
+
+
+async def test_devices_in_a_downloaded_tree_are_refused(boxes: Boxes, made: Make, tmp_path: Path) -> None:
+    """FI3: an image may hold devices; a download names them and makes none."""
+    kinds = {"char": tarfile.CHRTYPE, "block": tarfile.BLKTYPE}
+    members = [other(f"t/{name}", kind, devmajor=1, devminor=3) for name, kind in kinds.items()]
+    box = await boxes.make(made([folder("t"), *members, file("t/f", b"whole")]))
+    assert {name: view.kind for name, view in (await box.names("/t")).items()} == {**{k: k for k in kinds}, "f": "file"}
+    assert await box.caller.fetch_tree(box.id, "/t", tmp_path / "target") == set(kinds)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "target").iterdir()} == {"f": b"whole"}
 
 
 async def stacked(boxes: Boxes, made: Make, count: int) -> None:
