@@ -26,4 +26,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Names the suite's marks."""
     config.addinivalue_line("markers", "slow: large or long; leave out with -m 'not slow'")
+    config.addinivalue_line("markers", "leaves(what): the platform keeps something until it ends (dsec.testing.leaks)")
     config.addinivalue_line("markers", "costly: over plain HTTP it counts as slow, since the SDK's run shows the same")

@@ -48,7 +48,8 @@ class OverHttp:
     async def open(self) -> None:
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self._key}"},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+            # Thousands at once wait to be taken from the server's queue: a busy machine is no absent one.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=60),
             connector=aiohttp.TCPConnector(limit=0),
             max_field_size=1 << 16,
         )

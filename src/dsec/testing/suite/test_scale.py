@@ -62,9 +62,10 @@ async def test_a_burst_ends_ready_or_busy(site: Site, boxes: Boxes, count: int) 
 
 
 @pytest.mark.slow
+@pytest.mark.leaves("the node keeps the blocks of ids that it claimed, 256 each, until it ends")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("surface", ["sdk"], indirect=True)
 @pytest.mark.parametrize("count", [500, 5000])
 async def test_a_large_burst_ends_ready_or_busy(site: Site, boxes: Boxes, count: int) -> None:
-    """SC1: bursts of 500 and 5,000."""
+    """SC1: bursts of 500 and 5,000; what a node has no room for (`lifecycle.sandboxes`, 3,200 unless set) is refused."""
     await burst(site, boxes, count, f"burst-{count}")
