@@ -1,6 +1,33 @@
-"""A stream kept within a limit: its first half and its last half, and how many bytes there were."""
+"""Output of commands on its way: kept within a limit, or passed on in pieces that are worth one."""
 
-__all__ = ["Clipped"]
+import asyncio
+from collections.abc import AsyncIterator
+
+from dsec.ports.agent import Channel, Frame
+
+__all__ = ["Clipped", "joined"]
+
+_PIECE = 1 << 17
+
+
+async def joined(channel: Channel) -> AsyncIterator[Frame]:
+    """Frames of a channel, output that is there already joined up to 128 KiB and a frame: a flood of short lines costs few turns,
+    and other requests have theirs after each piece. Raises what `receive` raises."""
+    waiting: Frame | None = None
+    while True:
+        frame, waiting = waiting if waiting is not None else await channel.receive(), None
+        if type(frame) is tuple:
+            parts, size = [frame[1]], len(frame[1])
+            while size < _PIECE and channel.answered:
+                more = await channel.receive()
+                if type(more) is not tuple or more[0] != frame[0]:
+                    waiting = more
+                    break
+                parts.append(more[1])
+                size += len(more[1])
+            frame = (frame[0], b"".join(parts))
+        yield frame
+        await asyncio.sleep(0)
 
 
 class Clipped:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from dsec.edge.door import Door
 from dsec.edge.execution import Execution, broken, failed, name_of, opened, pty_size, send_all, wire_request
 from dsec.edge.operations import Operations, fingerprint_of
+from dsec.edge.output import joined
 from dsec.edge.resident import Resident
 from dsec.model import aether as wire
 from dsec.model.errors import DSecError, Interrupted, InvalidArgument, NotFound, SandboxLost
@@ -233,8 +234,7 @@ class Processes:
 
     async def _outward(self, resident: Resident, process_id: str, channel: Channel, socket: Socket) -> DSecError | None:
         try:
-            while True:
-                frame = await channel.receive()
+            async for frame in joined(channel):
                 if type(frame) is tuple:
                     await socket.send_bytes(bytes((frame[0],)) + frame[1])
                 elif isinstance(frame, wire.LostReply):
@@ -247,6 +247,7 @@ class Processes:
                     return None
                 elif not isinstance(frame, wire.StartedReply):
                     raise failed(frame)
+            return None
         except SocketGone:
             return None
         except SandboxLost as error:

@@ -8,7 +8,7 @@ import os
 import select
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from errno import EBUSY, ENODEV, ENOENT
+from errno import EBUSY, ENODEV, ENOENT, ESRCH
 from pathlib import Path
 from typing import Literal
 
@@ -17,8 +17,12 @@ from dsec.kernel.errors import KernelError, as_kernel_error, kernel_op
 __all__ = ["Cgroups", "GroupFds", "GroupLimits", "GroupUsage", "Hybrid", "Unified", "choose_cgroups"]
 
 _PERIOD_US = 100_000
+# Against each other. All sandboxes together weigh as an ordinary process on each CPU, the server and the aethers four times
+# that, apart from them: what a command has used makes no aether, and no answer of the server, wait.
 _SHARES = {"ls": 1024, "be": 128}
 _WEIGHTS = {"ls": 100, "be": 12}
+_SANDBOXES, _AGENTS = 1024, 4096
+_SHARES_MOST, _WEIGHT_MOST = 1 << 18, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,11 @@ class Cgroups(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Makes the server's own groups; done where they are there."""
+        """Makes the server's own groups; done where they are there. On a hybrid host this process joins the aethers' CPU group."""
 
     @abstractmethod
     def close(self) -> None:
-        """Removes the server's own groups if no sandbox is left in them."""
+        """Removes the server's own groups if no sandbox is left in them; this process goes back to where it was."""
 
     @abstractmethod
     def create(self, name: str, limits: GroupLimits, owner: int) -> GroupFds:
@@ -143,6 +147,10 @@ class Hybrid(Cgroups):
         self._swap = (root / "memory" / "memory.memsw.limit_in_bytes").exists()
         self._sockets = (root / "memory" / "memory.kmem.tcp.limit_in_bytes").exists()
         self._nodes = {controller: root / controller / node for controller in self.controllers}
+        self._agents = {controller: group / "agents" for controller, group in self._nodes.items()}
+        # Not below the sandboxes' group: there the time that commands use would count as aether's and the server's.
+        self._agents["cpu"] = root / "cpu" / f"{node}-agents"
+        self._came_from = root / "cpu"
 
     @property
     def _tree(self) -> Path:
@@ -152,16 +160,40 @@ class Hybrid(Cgroups):
         _mkdir(self._tree)
         for controller in self.controllers:
             _mkdir(self._v1(controller))
-            _mkdir(self._v1(controller) / "agents")
+            _mkdir(self._agents[controller])
+        cpus = os.cpu_count() or 1
+        _write(self._v1("cpu") / "cpu.shares", str(min(_SHARES_MOST, _SANDBOXES * cpus)))
+        _write(self._agents["cpu"] / "cpu.shares", str(min(_SHARES_MOST, _AGENTS * cpus)))
         if not self.agent_tasks:
-            self.agent_tasks = tuple(_open(self._v1(c) / "agents" / "tasks", os.O_WRONLY) for c in self.controllers)
+            self.agent_tasks = tuple(_open(self._agents[c] / "tasks", os.O_WRONLY) for c in self.controllers)
+        self._join()
+
+    def _join(self) -> None:
+        """Moves this process, all its threads, and with them its later children, into the aethers' CPU group."""
+        for line in _read(Path("/proc/self/cgroup")).splitlines():
+            _, controllers, path = line.split(":", 2)
+            if "cpu" in controllers.split(",") and not path.endswith("-agents"):
+                self._came_from = self._root / "cpu" / path.lstrip("/")
+        _write(self._agents["cpu"] / "cgroup.procs", str(os.getpid()))
+
+    def _leave(self) -> None:
+        """Moves this process back, and what it started too where no aether can be among that."""
+        pids = _read(self._agents["cpu"] / "cgroup.procs").split()
+        for pid in pids if not self.names() else {str(os.getpid())} & set(pids):
+            try:
+                _write(self._came_from / "cgroup.procs", pid)
+            except KernelError as error:
+                if error.errno != ESRCH:
+                    raise
 
     def close(self) -> None:
+        if self.agent_tasks:
+            self._leave()
         for fd in self.agent_tasks:
             os.close(fd)
         self.agent_tasks = ()
         for controller in self.controllers:
-            _rmdir_if_empty(self._v1(controller) / "agents")
+            _rmdir_if_empty(self._agents[controller])
             _rmdir_if_empty(self._v1(controller))
         _rmdir_if_empty(self._tree)
 
@@ -253,6 +285,7 @@ class Unified(Cgroups):
     def open(self) -> None:
         _enable(self._root, self.controllers)
         _mkdir(self._tree)
+        _write(self._tree / "cpu.weight", str(min(_WEIGHT_MOST, _WEIGHTS["ls"] * (os.cpu_count() or 1))))
         _enable(self._tree, self.controllers)
 
     def close(self) -> None:
@@ -263,8 +296,11 @@ class Unified(Cgroups):
         fds: list[int] = []
         try:
             os.close(_delegate(group, owner))
+            weight = int(_WEIGHTS[limits.qos] * limits.cpu_cores)
+            _write(group / "cpu.weight", str(min(_WEIGHT_MOST, max(1, weight))))  # against the other sandboxes
             _enable(group, self.controllers)
             fds.append(_delegate(group / "aether", owner))
+            _write(group / "aether" / "cpu.weight", str(_WEIGHT_MOST))  # against its own commands
             fds.append(_delegate(group / "work", owner))
             for key, value in _v2_settings(limits).items():
                 _write(group / "work" / key, value)
@@ -321,7 +357,6 @@ def _v2_settings(limits: GroupLimits) -> dict[str, str]:
         "memory.max": str(limits.memory_bytes),
         "memory.swap.max": "0",
         "cpu.max": f"{max(1000, int(limits.cpu_cores * _PERIOD_US))} {_PERIOD_US}",
-        "cpu.weight": str(min(10_000, max(1, int(_WEIGHTS[limits.qos] * limits.cpu_cores)))),
         "pids.max": str(limits.pids),
     }
 

@@ -38,7 +38,7 @@ V1 = {
         "cgroup.event_control": "",
         "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
     },
-    "cpu": {"tasks": "", "cpu.cfs_quota_us": "-1", "cpu.shares": "1024"},
+    "cpu": {"tasks": "", "cgroup.procs": "", "cpu.cfs_quota_us": "-1", "cpu.shares": "1024"},
     "pids": {"tasks": "", "pids.max": "max", "pids.current": "3", "pids.events": "max 7\n"},
 }
 
@@ -154,6 +154,30 @@ def test_hybrid_limits_by_v1_and_groups_by_v2(hybrid: Hybrid, tree: Tree) -> Non
     hybrid.close()
     assert not (tree.root / "memory/node").exists()
     assert not (tree.root / "unified/node").exists()
+
+
+def test_time_that_commands_use_is_not_taken_from_aethers_and_the_server(hybrid: Hybrid, tree: Tree) -> None:
+    hybrid.open()
+    agents, cpus = tree.root / "cpu/node-agents", os.cpu_count() or 1
+    assert (agents / "cgroup.procs").read_text() == str(os.getpid())
+    assert not (tree.root / "cpu/node/agents").exists()
+    assert int((agents / "cpu.shares").read_text()) == min(1 << 18, 4096 * cpus)
+    assert int((tree.root / "cpu/node/cpu.shares").read_text()) == min(1 << 18, 1024 * cpus)
+    hybrid.close()
+    assert not agents.exists()
+    back = [path for path in (tree.root / "cpu").rglob("cgroup.procs") if path.read_text() == str(os.getpid())]
+    assert len(back) == 1
+
+
+def test_unified_weighs_sandboxes_by_class_and_aether_above_its_commands(unified: Unified, tree: Tree) -> None:
+    unified.open()
+    for name, qos in (("one", "be"), ("two", "ls")):
+        unified.create(name, GroupLimits(64 << 20, 2.0, 32, qos), os.getuid()).close()  # type: ignore[arg-type]
+    weights = [(tree.root / "node" / name / "cpu.weight").read_text() for name in ("one", "two")]
+    assert weights == ["240", "200"]  # 24 and 200, on top of the "100" of a file that is no kernel's
+    assert (tree.root / "node/one/aether/cpu.weight").read_text() == "10000"
+    assert (tree.root / "node/one/work/cpu.weight").read_text() == "100"
+    assert int((tree.root / "node/cpu.weight").read_text()) == min(10_000, 100 * (os.cpu_count() or 1))
 
 
 def test_unified_keeps_aether_out_of_the_limits(unified: Unified, tree: Tree) -> None:
