@@ -4,9 +4,10 @@ import asyncio
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from statistics import median
 
@@ -14,12 +15,13 @@ import dsec
 from bench.arena import IMAGE, arena
 from bench.figures import Figure, Report, machine, summary
 from bench.peers.oci import Oci
+from dsec.testing.node import Node
 
 __all__ = ["STORMS", "run"]
 
 CORES = 0.5
 MEMORY_MB, DISK_MB, PIDS = 256, 256, 256
-RISE_SECONDS = 1.0
+RISE_SECONDS = 2.0
 SOURCE = Path(__file__).resolve().parents[1] / "tests/security/storm.c"
 # What each storm runs, over and over. Loops in a shell, so that one that is killed by its own limit begins anew.
 STORMS = {
@@ -55,25 +57,25 @@ def add_program(root: Path) -> None:
 
 
 @asynccontextmanager
-async def _ours(client: dsec.DSecClient, storm: str) -> AsyncIterator[None]:
-    """The storm in a sandbox of ours, its output read as fast as the server gives it."""
+async def _ours(client: dsec.DSecClient, node: Node, storm: str) -> AsyncIterator[None]:
+    """The storm in a sandbox of ours. Its output is read as fast as the server gives it, by a process of its own: what
+    that costs the reader is not the measuring client's, as it would not be another tenant's."""
     args = dsec.DSecContainerRunArgs(
         container_image=IMAGE, cpu_cores_limit=CORES, memory_limit_mb=MEMORY_MB, disk_limit_mb=DISK_MB, pids_limit=PIDS
     )
     box = await client.run_container(args)
+    reader = None
     try:
-        process = await box.start(shell(storm))
-
-        async def read() -> None:
-            async with aclosing(process.stream()) as output:
-                async for _ in output:
-                    pass
-
-        reading = asyncio.create_task(read())
+        reader = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dsec", "exec", box.id, "--", *shell(storm),
+            env={**os.environ, "DSEC_URL": node.url, "DSEC_API_KEY": node.api_key}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
         yield
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
     finally:
+        if reader is not None:
+            reader.kill()
+            await reader.wait()
         await box.stop()
 
 
@@ -119,7 +121,9 @@ async def run(quick: bool) -> tuple[Report, dict[str, str]]:
             for _ in range(QUICK_ROUNDS if quick else ROUNDS):
                 for storm in STORMS:
                     for contender in everyone:
-                        attack = _theirs(contender, storm) if isinstance(contender, Oci) else _ours(client, storm)
+                        attack = (
+                            _theirs(contender, storm) if isinstance(contender, Oci) else _ours(client, ring.node, storm)
+                        )
                         calm, wild, end = await _round(attack, contender.exec, SAMPLES[contender.name][index])
                         said = {
                             "calm_p99": summary(calm)["p99"],
@@ -142,7 +146,7 @@ def figures(raw: dict[str, dict[str, list[dict[str, float]]]]) -> list[Figure]:
     worst = {name: max(found.values()) for name, found in ratios.items()}
     stops = {name: max(r["end_s"] for rounds in storms.values() for r in rounds) for name, storms in raw.items()}
     each = [_figure(f"exec_p99_ratio_{storm}", {n: found[storm] for n, found in ratios.items()}) for storm in STORMS]
-    return [_figure("worst_ratio", worst, goal=2), *each, _figure("slowest_stop_s", stops, unit="s", goal=5)]
+    return [_figure("worst_ratio", worst, goal=2), *each, _figure("slowest_stop_s", stops, unit="s", goal=2)]
 
 
 def _figure(name: str, values: dict[str, float], unit: str = "x", goal: float | None = None) -> Figure:

@@ -93,7 +93,7 @@ async def test_sockets_end_at_a_limit(node: Node) -> None:
 
 async def test_watches_count_as_memory(node: Node) -> None:
     async with stormed(node, memory_limit_mb=32, cpu_cores_limit=1.0) as box:
-        result = await box.exec(["storm", "watches", "100000"], timeout=5)
+        result = await box.exec(["storm", "watches", "100000"], timeout=3)
         assert result.outcome in ("out_of_memory", "timeout")
         assert (await box.metrics()).memory_peak_bytes <= 32 * MIB
 
@@ -126,10 +126,10 @@ async def test_memory_ends_the_program_by_name(node: Node) -> None:
 
 async def test_output_of_both_streams_is_kept_short(node: Node) -> None:
     async with stormed(node) as box:
-        both = "head -c 30000000 /dev/zero & head -c 30000000 /dev/zero >&2; wait"
+        both = "head -c 10000000 /dev/zero & head -c 10000000 /dev/zero >&2; wait"
         result = await box.run_shell(both, timeout=100, output_limit=1 << 16)
         assert result.exit_code == 0 and len(result.stdout) <= 1 << 16 and len(result.stderr) <= 1 << 16
-        result = await box.exec(["yes"], timeout=5, output_limit=1 << 16)
+        result = await box.exec(["yes"], timeout=2, output_limit=1 << 16)
         assert result.outcome == "timeout" and len(result.stdout) <= 1 << 16
 
 
@@ -180,7 +180,7 @@ async def test_deep_trees_are_listed_and_removed(node: Node) -> None:
 
 async def test_searching_everything_finds_an_end(node: Node) -> None:
     async with stormed(node) as box:
-        result = await box.exec(["grep", "-r", "nowhere-to-be-found", "/"], timeout=3)
+        result = await box.exec(["grep", "-r", "nowhere-to-be-found", "/"], timeout=2)
         assert result.outcome in ("exited", "timeout")
 
 
