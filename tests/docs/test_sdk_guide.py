@@ -19,7 +19,11 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> Iterator[Server]:
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    # The fake's commands are processes of this host, whose packages and network an example must not touch or wait for.
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/apt-get").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     with serving_aside(tmp_path) as server:
         yield server
 
