@@ -42,12 +42,16 @@ class OwnNode(Node):
                 return int(line.split()[1]) << 10
         raise AssertionError("the server has no VmHWM")
 
-    def crash_agent(self, sandbox_id: str) -> None:
+    def agent_pid(self, sandbox_id: str) -> int:
+        """The process of this host that is the sandbox's aether."""
         node = "dsec-" + hashlib.sha256(str(self.state).encode()).hexdigest()[:8]
         groups = Path("/sys/fs/cgroup").glob(f"**/{node}/{sandbox_id}/cgroup.procs")
         inside = {int(line) for path in groups for line in path.read_text().split()}
         [pid] = [pid for pid in inside if _number_inside(pid) == 1]
-        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def crash_agent(self, sandbox_id: str) -> None:
+        os.kill(self.agent_pid(sandbox_id), signal.SIGKILL)
 
     def cut_agent(self, sandbox_id: str) -> int:
         """By the server's own descriptors, of which the kernel gives us copies: shut down, they are so for both ends."""
