@@ -1,5 +1,6 @@
 """The network of a sandbox: what judging every packet costs, how fast a policy changes, and whether it is kept."""
 
+import asyncio
 import itertools
 import os
 import random
@@ -13,8 +14,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bench.figures import Figure, Report, machine, summary
-from bench.peers.docker import why_not
+from bench.net_create import added_by_rules, median_added
+from bench.peers.bridge import bridge, why_no_bridge
 from bench.relay import relay_mb_s
+from bench.rootfs import make_rootfs
 from dsec.kernel.network import NetFabric
 from dsec.model.network import Allow, NetLimits, Policy, Protocol
 from dsec.rules.netpolicy import judge
@@ -32,11 +35,10 @@ EVERY = NetLimits(new_flows_s=0, flows=100_000)
 
 
 class Servers:
-    """A process in the world: it reads all that comes to one port, and sends back what comes to another, by TCP."""
+    """A process in the `world`, which has the address SERVER: it reads all that comes to one port, and sends back what comes to another, by TCP."""
 
-    def __init__(self, internet: Internet) -> None:
-        internet.add_addresses([SERVER])
-        with internet.world.inside():
+    def __init__(self, world: Netns) -> None:
+        with world.inside():
             sink, pong = socket.create_server((SERVER, SINK)), socket.create_server((SERVER, PONG))
         self._pid = os.fork()
         if self._pid == 0:
@@ -202,13 +204,30 @@ def link_ms(fabric: NetFabric, slot: int, count: int) -> tuple[list[float], list
     return ready, bare
 
 
+def bridged(
+    quick: bool, rounds: int, seconds: float, count: int
+) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
+    """Bytes a second and microseconds of a container on docker's bridge, by the peer's name; or why there is none."""
+    reason = "left to the full run" if quick else why_no_bridge()
+    if reason is not None:
+        return {}, {}, {"docker bridge": reason}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        container, world = stack.enter_context(bridge(make_rootfs(folder / "rootfs"), SERVER))
+        stack.callback(Servers(world).close)
+        rates = [rate(container, seconds) for _ in range(rounds)]
+        turns = [turn_us(container, count) for _ in range(rounds)]
+    return {"docker bridge": max(rates) / 1e6}, {"docker bridge": statistics.median(turns)}, {}
+
+
 async def run(quick: bool) -> tuple[Report, dict[str, str]]:
     """The benchmark; answers the report and the missing peers."""
     facts, rounds, seconds, count = machine(), (5 if quick else 15), (0.4 if quick else 1.0), (300 if quick else 2000)
     with ExitStack() as stack:
         state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         internet = stack.enter_context(Internet())
-        servers = Servers(internet)
+        internet.add_addresses([SERVER])
+        servers = Servers(internet.world)
         stack.callback(servers.close)
         fabric = stack.enter_context(fabric_in(internet, state))
         cell = stack.enter_context(Cell(fabric, 1))
@@ -220,6 +239,8 @@ async def run(quick: bool) -> tuple[Report, dict[str, str]]:
         ready, made = link_ms(fabric, 30, 20 if quick else 100)
         right, wrong = probes(internet, fabric, 40)
     relayed = relay_mb_s(quick)
+    bridge_rate, bridge_turn, missing = bridged(quick, rounds, seconds, count)
+    whole = await asyncio.to_thread(added_by_rules, quick)
     ratio = statistics.median(ours / theirs for ours, theirs in streams)
     added = statistics.median(ours - theirs for ours, theirs in turns)
     best = max(theirs for _, theirs in streams)
@@ -227,18 +248,25 @@ async def run(quick: bool) -> tuple[Report, dict[str, str]]:
         Figure(name="throughput_over_unfiltered", value=ratio, unit="ratio", goal=0.9, better="higher"),
         Figure(
             name="throughput", value=max(ours for ours, _ in streams) / 1e6, unit="MB/s", better="higher",
-            peer="unfiltered", peer_value=best / 1e6, peers={"unfiltered": best / 1e6},
+            peer="unfiltered", peer_value=best / 1e6, peers={"unfiltered": best / 1e6, **bridge_rate},
         ),
         Figure(name="relay_mb_s", value=relayed, unit="MB/s", better="higher"),
         Figure(name="added_latency_us", value=added, unit="us", goal=30),
-        Figure(name="create_added_ms", value=summary(ready)["p50"], unit="ms", goal=1.5),
-        Figure(name="create_added_without_pool_ms", value=summary(made)["p50"], unit="ms"),
+        Figure(
+            name="latency_us", value=statistics.median(ours for ours, _ in turns), unit="us", peer="unfiltered",
+            peer_value=statistics.median(theirs for _, theirs in turns),
+            peers={"unfiltered": statistics.median(theirs for _, theirs in turns), **bridge_turn},
+        ),
+        Figure(name="create_added_ms", value=median_added(whole, "create"), unit="ms", goal=1.5),
+        Figure(name="stop_added_ms", value=median_added(whole, "stop"), unit="ms"),
+        Figure(name="link_ms", value=summary(ready)["p50"], unit="ms"),
+        Figure(name="link_without_pool_ms", value=summary(made)["p50"], unit="ms"),
         Figure(name="policy_change_ms", value=summary(changed)["p99"], unit="ms", goal=20),
         Figure(name="probes_right", value=right, unit=f"of {PROBES}", goal=PROBES, better="higher"),
     ]  # fmt: skip
     raw = {
         "streams_bytes_s": streams, "turns_us": turns, "policy_change_ms": summary(changed), "link_ahead_ms": summary(ready),
         "link_ms": summary(made), "probes_wrong": wrong,
+        "node_ms": {name: summary(samples) for name, samples in whole.items()},
     }  # fmt: skip
-    missing = {"docker bridge": why_not() or "its links hang on the host's own namespace, where no test traffic may go"}
     return Report(name="net", machine=facts, figures=figures, raw=raw, quick=quick), missing

@@ -4,20 +4,21 @@ import asyncio
 import time
 
 import dsec
+from dsec.model.network import NetworkRules
 from dsec.testing.node import Node
 
 __all__ = ["Ours"]
 
 
 class Ours:
-    """A contender on a running node; sandboxes of `image`."""
+    """A contender on a running node; sandboxes of `image`, with network `rules` if there are any."""
 
     name = "dsec"
 
-    def __init__(self, node: Node, image: str) -> None:
+    def __init__(self, node: Node, image: str, rules: NetworkRules | None = None) -> None:
         self._client = dsec.DSecClient(url=node.url, api_key=node.api_key)
         self._args = dsec.DSecContainerRunArgs(
-            container_image=image, memory_limit_mb=64, disk_limit_mb=64, pids_limit=64
+            container_image=image, memory_limit_mb=64, disk_limit_mb=64, pids_limit=64, network_rules=rules
         )
         self._boxes: list[dsec.Sandbox] = []
         self._phases: list[dict[str, float]] = []

@@ -198,6 +198,23 @@ def test_opening_and_closing_leave_the_host_as_it_was(internet: Internet, tmp_pa
     assert not any(path.is_mount() for path in tmp_path.rglob("*"))
 
 
+def test_packets_are_as_large_as_the_hosts_way_out_takes(internet: Internet, tmp_path: Path) -> None:
+    def size(place: Netns) -> str:
+        with place.inside():
+            shown = subprocess.run(["ip", "-o", "link", "show", "eth0"], capture_output=True, text=True, check=True)
+        return shown.stdout.partition(" mtu ")[2].split()[0]
+
+    assert size(internet.host) == "1500"
+    internet.host.ip("link set eth0 mtu 1400")
+    try:
+        with fabric_in(internet, tmp_path) as fabric, cells(fabric, [1]) as (cell,):
+            assert size(cell) == "1400"
+            cell.allow(Allow(network=f"{OPEN}/32"))
+            assert cell.tcp(OPEN, 7, b"x" * 5000).startswith("xxx")
+    finally:
+        internet.host.ip("link set eth0 mtu 1500")
+
+
 def test_two_nodes_share_a_host(internet: Internet, tmp_path: Path) -> None:
     """In either order of leaving: forwarding ends with the last."""
     with fabric_in(internet, tmp_path / "b") as two, fabric_in(internet, tmp_path / "a") as one:

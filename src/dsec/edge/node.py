@@ -159,7 +159,7 @@ class Node:
     def _offered(self, backend: Backend) -> Capabilities:
         """What a backend offers here: rules of networks only where the node's network is open too."""
         offers = backend.offers
-        if not offers.network or not self.networks.why_not:
+        if not self.networks.why_not:
             return offers
         return replace(offers, network=False, why_not={**offers.why_not, "network": self.networks.why_not})
 

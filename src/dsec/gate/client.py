@@ -22,6 +22,7 @@ from dsec.gate.messages import (
     Happened,
     Opened,
     Ready,
+    Serve,
     SetPolicy,
     ToServer,
     encode,
@@ -223,6 +224,7 @@ class GateProcess:
         for message in list(self._policies.values()):
             writer.write(encode(message))
             await writer.drain()
+        writer.write(encode(Serve()))
 
     async def _answered(self, message: Answered, writer: asyncio.StreamWriter) -> None:
         known, good = self._policies.get(message.slot), False

@@ -9,7 +9,7 @@ from dsec.gate.settings import Credential, MirrorService
 from dsec.model.network import Address, Flow, NetworkAnswer, Policy
 
 __all__ = [
-    "LONGEST_FRAME", "Answered", "Configure", "Done", "Drop", "Failed", "Happened", "Opened", "Ready", "SetPolicy", "ToGate", "ToServer", "encode", "receive",
+    "LONGEST_FRAME", "Answered", "Configure", "Done", "Drop", "Failed", "Happened", "Opened", "Ready", "Serve", "SetPolicy", "ToGate", "ToServer", "encode", "receive",
 ]  # fmt: skip
 
 LONGEST_FRAME = 8 << 20
@@ -54,7 +54,11 @@ class Opened(Struct, frozen=True, tag=True):
 
 
 class Ready(Struct, frozen=True, tag=True):
-    """All sockets are served."""
+    """The process waits for policies, and for Serve."""
+
+
+class Serve(Struct, frozen=True, tag=True):
+    """All policies have been told: what waits in the sockets meanwhile is answered from now on."""
 
 
 class Failed(Struct, frozen=True, tag=True):
@@ -87,7 +91,7 @@ class Happened(Struct, frozen=True, tag=True):
     seconds: float
 
 
-ToGate = Configure | SetPolicy | Drop | Opened
+ToGate = Configure | SetPolicy | Drop | Opened | Serve
 ToServer = Ready | Failed | Done | Answered | Happened
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from dsec.gate.messages import (
     Happened,
     Opened,
     Ready,
+    Serve,
     SetPolicy,
     ToGate,
     encode,
@@ -125,10 +127,11 @@ async def run(channel_fd: int) -> None:
         if not isinstance(first, Configure):
             raise ValueError("the first frame configures the gate")
         async with asyncio.TaskGroup() as group:
-            tenants = _start(first, channel, group)
+            told = asyncio.Event()
+            tenants = _start(first, channel, group, told)
             become(str(first.settings["user"]))
             channel.send(Ready())
-            await _obey(channel, tenants)
+            await _obey(channel, tenants, told)
             raise _Over
     except* _Over:
         _log.debug("the server has gone")
@@ -136,7 +139,13 @@ async def run(channel_fd: int) -> None:
         writer.close()
 
 
-def _start(setup: Configure, channel: Channel, group: asyncio.TaskGroup) -> Tenants:
+def _start(setup: Configure, channel: Channel, group: asyncio.TaskGroup, told: asyncio.Event) -> Tenants:
+    """Prepares all that is served once `told` is set: who asks earlier is not known yet, and waits in the socket."""
+
+    async def serve(work: Callable[[], Awaitable[None]]) -> None:
+        await told.wait()
+        await work()
+
     settings = msgspec.convert(setup.settings, GateSettings)
     tenants = Tenants(group, channel.event, settings.connections_total, channel.failed)
     names = Names(settings, Reach(setup.forbidden), channel.open)
@@ -145,11 +154,14 @@ def _start(setup: Configure, channel: Channel, group: asyncio.TaskGroup) -> Tena
     udp = _sockets(setup.udp)
     for sock in udp:
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUERY_BUFFER)
-    group.create_task(Resolver(tenants, names, settings, setup.gateway).serve(udp, _sockets(setup.tcp)))
-    group.create_task(Relay(tenants, names, settings, credentials, exchange).serve(_sockets(setup.relay)))
+    resolver, tcp = Resolver(tenants, names, settings, setup.gateway), _sockets(setup.tcp)
+    relay, relayed = Relay(tenants, names, settings, credentials, exchange), _sockets(setup.relay)
+    group.create_task(serve(lambda: resolver.serve(udp, tcp)))
+    group.create_task(serve(lambda: relay.serve(relayed)))
     enter(Path(setup.cache), settings.user)
     mirrors = Mirrors(tenants, settings, setup.services, credentials, Path())
-    group.create_task(mirrors.serve({service: _sockets(numbers) for service, numbers in setup.mirrors.items()}))
+    mirrored = {service: _sockets(numbers) for service, numbers in setup.mirrors.items()}
+    group.create_task(serve(lambda: mirrors.serve(mirrored)))
     return tenants
 
 
@@ -157,7 +169,7 @@ def _sockets(numbers: tuple[int, ...]) -> list[socket.socket]:
     return [socket.socket(fileno=number) for number in numbers]
 
 
-async def _obey(channel: Channel, tenants: Tenants) -> None:
+async def _obey(channel: Channel, tenants: Tenants, told: asyncio.Event) -> None:
     """Carries out what the server says, in its order, until it has gone."""
     while (message := await channel.next()) is not None:
         if isinstance(message, SetPolicy):
@@ -168,5 +180,7 @@ async def _obey(channel: Channel, tenants: Tenants) -> None:
             channel.generations.pop(message.slot, None)
             await tenants.drop(message.slot)
             channel.send(Done(message.number))
+        elif isinstance(message, Serve):
+            told.set()
         elif isinstance(message, Opened):
             channel.opened(message)

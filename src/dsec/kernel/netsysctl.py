@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import ENOENT
@@ -12,10 +13,12 @@ from pathlib import Path
 from dsec import _native
 from dsec.kernel.errors import KernelError, from_kernel, kernel_op
 
-__all__ = ["HostSysctls", "devices_in", "router_sysctls"]
+__all__ = ["HostSysctls", "devices_in", "router_sysctls", "way_out_mtu"]
 
 _NET = "/proc/sys/net/"
 _SO_NETNS_COOKIE = 71
+_SIOCGIFMTU = 0x8921
+_MTU, _MTU_LEAST = 1500, 1280
 _ROUTER = {
     "ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1",
     # The answer to a refused packet carries its mark, by which it may pass to the sandbox.
@@ -91,6 +94,22 @@ def _cookie(netns: int) -> int:
     """A number that no other network namespace of this boot has, had or will have; inode numbers are used again."""
     with socket.socket(fileno=from_kernel(_native.socket_in)(netns, socket.AF_INET, socket.SOCK_DGRAM)) as made:
         return int.from_bytes(made.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), "little")
+
+
+def way_out_mtu(netns: int) -> int:
+    """The largest packet, in bytes, of the device of the namespace's default route, IPv4's before IPv6's; 1500 where there is none, and 1280, the
+    least of IPv6, at least. Raises KernelError."""
+    v4 = [line.split() for line in _exchange(netns, "/proc/thread-self/net/route", None).splitlines()[1:]]
+    v6 = [line.split() for line in _exchange(netns, "/proc/thread-self/net/ipv6_route", None).splitlines()]
+    ways = [fields[0] for fields in v4 if fields[1] == fields[7] == "0" * 8]
+    ways += [fields[-1] for fields in v6 if fields[:2] == ["0" * 32, "00"] and fields[-1] != "lo"]
+    if not ways:
+        return _MTU
+    asked = struct.pack("16si12x", ways[0].encode(), 0)
+    made = from_kernel(_native.socket_in)(netns, socket.AF_INET, socket.SOCK_DGRAM)
+    with socket.socket(fileno=made) as line, kernel_op("mtu", ways[0]):
+        found: int = struct.unpack("16si12x", fcntl.ioctl(line, _SIOCGIFMTU, asked))[1]
+    return max(found, _MTU_LEAST)
 
 
 def devices_in(netns: int) -> list[str]:

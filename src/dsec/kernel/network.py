@@ -22,7 +22,7 @@ from dsec.kernel import netmaps
 from dsec.kernel.errors import KernelError, from_kernel, kernel_op
 from dsec.kernel.mounts import mount, umount
 from dsec.kernel.netrecords import Ledger
-from dsec.kernel.netsysctl import HostSysctls, devices_in, router_sysctls
+from dsec.kernel.netsysctl import HostSysctls, devices_in, router_sysctls, way_out_mtu
 from dsec.kernel.nettables import MARK_RELAY, delete_table, host_table, load_tables, router_table
 from dsec.kernel.netview import View
 from dsec.model.network import Address, Allow, NetLimits
@@ -51,11 +51,11 @@ class FabricSettings:
 
     range_v4: str = setting("100.96.0.0/12", "IPv4 addresses of sandboxes; nothing else the host reaches may lie in it")
     range_v6: str = setting("fd64:7365:6300::/64", "IPv6 addresses of sandboxes; the first /64 of it is used")
-    mtu: int = setting(1500, "largest packet of a sandbox in bytes; at most that of the host's way out")
+    mtu: int | None = setting(None, "largest packet of a sandbox in bytes; none: that of the host's way out")
     relay_port: int = setting(3129, "port of the relay inside the node's router")
 
     def __post_init__(self) -> None:
-        check_positive(self, "mtu", "relay_port")
+        check_positive(self, "relay_port", *(["mtu"] if self.mtu is not None else []))
 
 
 @dataclass(slots=True)
@@ -87,6 +87,7 @@ class NetFabric:
         self._given = host
         self._host = self._router = -1
         self._sysctls = HostSysctls()
+        self._mtu = 0
         self._lock = threading.Lock()
         self._linked: dict[int, _Linked] = {}
         self._ahead: set[int] = set()
@@ -98,6 +99,7 @@ class NetFabric:
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._pins.mkdir(exist_ok=True)
         self._host = from_kernel(_native.this_netns)() if self._given is None else os.dup(self._given)
+        self._mtu = self._settings.mtu or way_out_mtu(self._host)
         if not self._pins.is_mount():
             mount("bpf", str(self._pins), "bpf", 0, "mode=700")
         with kernel_op("mkdir", str(self._pins)):
@@ -128,7 +130,7 @@ class NetFabric:
         load_tables(self._host, host_table(self._table, self._uplink, self._v4, self._v6))
         if not self._links.has_uplink(self._uplink):
             gateway = (self.gateway_v4, self.gateway_v6)
-            from_kernel(self._links.uplink)(self._uplink, gateway, self._settings.mtu, MARK_RELAY)
+            from_kernel(self._links.uplink)(self._uplink, gateway, self._mtu, MARK_RELAY)
         self._sysctls.set(self._host)
 
     def _take_over(self) -> None:
@@ -218,7 +220,7 @@ class NetFabric:
         own = self.address(slot)
         gateway = (self.gateway_v4, self.gateway_v6)
         link = from_kernel(self._links.link)
-        ifindex = link(_name(slot), netns, (own.v4, own.v6), gateway, self._settings.mtu, self._hook)
+        ifindex = link(_name(slot), netns, (own.v4, own.v6), gateway, self._mtu, self._hook)
         box = netmaps.Box(slot, self._take_view(), 0, os.fstat(netns).st_ino, own.v4, own.v6, _SEALED)
         key = _number(ifindex)
         try:

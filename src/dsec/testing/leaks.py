@@ -126,7 +126,7 @@ class Census:
             point, kind = line.split()[4], line.partition(" - ")[2].split()[0]
             if not point.startswith(self._root + "/"):
                 continue
-            yield "mount", point
+            yield "mount", point  # the bpffs and the router's namespace of a node too
             if kind == "btrfs":
                 pattern = [Path(point).glob("*"), Path(point).glob("*/*")]
                 for path in (p for paths in pattern for p in paths):

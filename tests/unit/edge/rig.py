@@ -98,6 +98,7 @@ async def running(
     grace: float = 0.01,
     boot: str = "boot-1",
     network: tuple[FakeFabric, FakeGate] | None = None,
+    why_not: str = "",
     **lifecycle: Any,
 ) -> AsyncIterator[Rig]:
     """A node on `directory`; give the same kernel, clock and tasks again for the next start of the same node."""
@@ -114,6 +115,9 @@ async def running(
                 fabric=kernel.fabric, gate=gate, services=SERVICES, settings=NetworkSettings(), credentials=frozenset({"token"}),
                 ranges=("100.96.0.0/12", "fd5e:c000::/32"),
             )  # fmt: skip
+
+        elif why_not:
+            parts = NetworkParts(fabric=None, gate=None, services=SERVICES, settings=NetworkSettings(), why_not=why_not)
 
         async def on_end(sandbox_id: str) -> None:
             ended.append(sandbox_id)

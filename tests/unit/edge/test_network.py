@@ -86,6 +86,12 @@ async def test_a_host_without_a_fabric_refuses_by_name_and_runs_the_rest(tmp_pat
         assert (answer.status, answer.json()["code"]) == (422, "unsupported") and "no tcx" in answer.json()["detail"]
 
 
+async def test_a_node_whose_networks_are_off_says_so(tmp_path: Path) -> None:
+    async with running(tmp_path, why_not="networks are turned off here (network.enabled)") as rig:
+        with pytest.raises(Unsupported, match=r"networks are turned off here \(network.enabled\)"):
+            await rig.create(replace(SPEC, network_rules={"pypi": True}))
+
+
 async def test_none_is_for_good(tmp_path: Path) -> None:
     async with running(tmp_path, network=(FakeFabric(), FakeGate())) as rig:
         box = await rig.create()
