@@ -37,6 +37,9 @@ async def _one_life(witness: Witness, client: dsec.DSecClient) -> None:
     await box.events()
     await box.metrics()
     await box.info()
+    link = await box.preview(8000)
+    assert [each.id for each in await box.previews()] == [link.id]
+    await box.revoke_preview(link.id)
     with suppress(NotFound):
         await client.run_container(dsec.DSecContainerRunArgs(container_image="no-such-image"))
     await _many(witness, client)

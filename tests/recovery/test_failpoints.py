@@ -28,6 +28,17 @@ ELSEWHERE = {
     "native.assemble": "only an import's check of a layer and benchmarks assemble without a launch",
     "native.subvolume_snapshot": "no operation of a server takes a snapshot yet",
 }
+NETWORKED = "no sandbox of this scenario has a network: tests/network/test_fabric_life.py ends servers that have some"
+ELSEWHERE |= dict.fromkeys(
+    [f"journal.{name}" for name in ("group_number", "set_network")]
+    + [
+        f"native.{name}"
+        for name in (
+            "PinnedMap", "PolicyHook", "RouterLinks", "exchange_in", "make_netns", "run_in", "socket_in", "this_netns",
+        )
+    ],
+    NETWORKED,
+)  # fmt: skip
 
 
 async def _settled(witness: Witness, client: dsec.DSecClient) -> None:

@@ -45,7 +45,7 @@ from dsec.testing.node import START_SECONDS, STOP_SECONDS, Node, NodeFailed
 __all__ = ["FailingNode", "declared", "main"]
 
 READS = {
-    "journal": frozenset({"close", "living", "events", "row", "asked", "page", "story", "operation", "last_sequence", "result"}),
+    "journal": frozenset({"close", "living", "events", "row", "asked", "page", "story", "operation", "last_sequence", "result", "network", "preview", "previews"}),
     "iam": frozenset({"close", "authenticate", "authorise", "held", "me"}),
 }  # fmt: skip
 """Methods that write nothing; every other public one is a place."""
