@@ -197,4 +197,8 @@ async def clear(config: Config, clock: Clock) -> int:
         # A first start that died before its key was kept is left for the next one to repeat.
         iam.open(lambda key: state.keep_credentials(Credentials(url="", api_key=key)))
         edge, _, _ = await stack.enter_async_context(_edge(config, clock, state.id_key(clock), iam))
-        return len(await edge.stop_all())
+        stopped = await edge.stop_all()
+        # One that died between a sandbox's end and this has left its quota held.
+        for name in iam.held() - await edge.live():
+            await iam.release(name)
+        return len(stopped)
