@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.arena import IMAGE
 from bench.ours import Ours
 from bench.rootfs import make_rootfs
-from dsec.model.network import NetworkRule
+from dsec.model.network import NetworkRule, NetworkRules
 from dsec.testing.internet import NAMESERVERS, Internet
 from dsec.testing.node import Node
 
@@ -18,7 +18,7 @@ __all__ = ["Added", "added_by_rules", "median_added"]
 
 SAMPLES, QUICK_SAMPLES = 150, 40
 WARM = 5
-RULES = {"servers": NetworkRule(cidrs=("203.0.113.0/24",), ports=(443,))}
+RULES: NetworkRules = {"servers": NetworkRule(cidrs=("203.0.113.0/24",), ports=(443,))}
 
 Added = dict[str, list[float]]
 """Milliseconds of each create and stop: `create_with`, `create_without`, `stop_with`, `stop_without`."""

@@ -17,6 +17,7 @@ enum via { DIRECT = 0, RELAY = 1 };
 enum mark { MARK_REFUSED = 0xd5ec0001, MARK_RELAY = 0xd5ec0002 };
 enum reason {
 	BEGUN = 0, NOT_ALLOWED, NEVER_ALLOWED, SPOOFED, MALFORMED, FRAGMENT, PROTOCOL, NO_FLOW, FLOWS, RATE, CUT, UNSOLICITED,
+	OVER, /* no refusal: a flow whose place another took, before the server saw its end */
 };
 enum state { FIN_OUT = 1, FIN_IN = 2, RESET = 4, ENDED = 8, ANSWERED = 16 };
 
@@ -88,6 +89,7 @@ struct event {
 	struct address far;
 	__u32 pid;
 	__u8 comm[16];
+	__u64 begun, bytes_out, bytes_in; /* of OVER */
 };
 
 /* A connection as the observer saw it begin. */

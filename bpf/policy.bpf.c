@@ -113,7 +113,7 @@ static __always_inline int within_rate(__u64 *due, __u64 now, __u32 bytes, __u64
 	return in_turn(due, now, bytes * SECOND / rate, burst > least ? burst : least);
 }
 
-static __always_inline void tell(struct hand *h, const struct packet *p, int reason, int via, const struct flow *flow)
+static __always_inline struct event *event_of(struct hand *h, const struct packet *p, int reason, int via)
 {
 	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 	__u32 zero = 0;
@@ -123,7 +123,7 @@ static __always_inline void tell(struct hand *h, const struct packet *p, int rea
 		count = bpf_map_lookup_elem(&lost, &zero);
 		if (count)
 			__sync_fetch_and_add(count, 1);
-		return;
+		return 0;
 	}
 	__builtin_memset(event, 0, sizeof(*event));
 	event->at = h->now;
@@ -135,11 +135,46 @@ static __always_inline void tell(struct hand *h, const struct packet *p, int rea
 	event->port = p->source;
 	event->far_port = p->destination;
 	event->far = p->to;
-	if (flow) {
-		event->pid = flow->pid;
-		__builtin_memcpy(event->comm, flow->comm, sizeof(event->comm));
-	}
+	return event;
+}
+
+static __always_inline void tell(struct hand *h, const struct packet *p, int reason, int via, const struct flow *flow)
+{
+	struct event *event = event_of(h, p, reason, via);
+
+	if (!event)
+		return;
+	event->pid = flow->pid;
+	__builtin_memcpy(event->comm, flow->comm, sizeof(event->comm));
 	bpf_ringbuf_submit(event, 0);
+}
+
+/* Makes way for another flow of the same ends; the record goes into an event, since nobody will find it any more. */
+static __noinline int give_way(struct hand *h, const struct packet *p, const struct flow_key *key)
+{
+	__u64 begun, out, back;
+	struct event *event;
+	struct flow *flow;
+
+	if (!h || !p || !key || !h->meter || !h->box)
+		return 0;
+	flow = bpf_map_lookup_elem(&flows, key);
+	if (!flow)
+		return 0;
+	begun = flow->begun;
+	out = flow->bytes_out;
+	back = flow->bytes_in;
+	if (bpf_map_delete_elem(&flows, key))
+		return 0;
+	__sync_fetch_and_sub(&h->meter->opened, 1);
+	event = event_of(h, p, OVER, DIRECT);
+	if (event) {
+		event->begun = begun;
+		event->bytes_out = out;
+		event->bytes_in = back;
+		bpf_ringbuf_submit(event, 0);
+	}
+	return 0;
 }
 
 static __always_inline void who(struct hand *h, const struct packet *p, struct flow *flow)
@@ -396,8 +431,7 @@ int from_sandbox(struct __sk_buff *skb)
 	if (!flow)
 		return begin(&h, &p, &key);
 	if (renews(&p, flow)) {
-		if (bpf_map_delete_elem(&flows, &key) == 0)
-			__sync_fetch_and_sub(&h.meter->opened, 1);
+		give_way(&h, &p, &key);
 		return begin(&h, &p, &key);
 	}
 	if (!goes_on(&h, flow, &p))

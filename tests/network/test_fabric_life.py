@@ -14,6 +14,7 @@ import pytest
 
 from dsec.kernel import netmaps
 from dsec.kernel.clock import SystemClock
+from dsec.kernel.conntrack import forget_sources
 from dsec.kernel.errors import KernelError
 from dsec.kernel.network import FabricSettings, NetFabric
 from dsec.model.network import Allow, NetLimits
@@ -227,6 +228,39 @@ def test_two_nodes_share_a_host(internet: Internet, tmp_path: Path) -> None:
         with cells(one, [4]) as (c,):
             c.allow(Allow(network=f"{OPEN}/32"))
             assert c.tcp(OPEN, 7) == "hello"
+
+
+@pytest.mark.parametrize("address", [FLOWING, "2001:db8:7::61"])
+def test_the_host_forgets_the_connections_of_a_tenant_that_is_gone(
+    internet: Internet, tmp_path: Path, address: str
+) -> None:
+    """The next one has the same address, uses the same port, and is answered."""
+    echo = internet.echo([address], 9)
+
+    def ask() -> socket.socket:
+        line = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        line.settimeout(10)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        line.bind(("", 40124))
+        line.connect((address, 9))
+        line.sendall(b"hello")
+        assert line.recv(10) == b"hello"
+        return line
+
+    try:
+        with fabric_in(internet, tmp_path) as fabric:
+            both = [fabric.address(9).v4, fabric.address(9).v6]
+            for _ in range(2):
+                with cells(fabric, [9, 10]) as (cell, other):
+                    for each in (cell, other):
+                        each.allow(Allow(network=f"{address}/{128 if ':' in address else 32}"))
+                    cell.call(ask).close()
+                    other.call(ask).close()
+                    fabric.unlink(9)
+                    assert forget_sources(internet.host.fd, both) == 0
+                    assert forget_sources(internet.host.fd, [other.v4, other.v6]) == 1
+    finally:
+        echo.stop()
 
 
 def spout(place: Netns, address: str, port: int) -> socket.socket:

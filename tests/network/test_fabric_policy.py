@@ -1,6 +1,7 @@
 """What the kernel lets pass, tried with real packets from a namespace with all of root's power in it."""
 
 import socket
+import struct
 import time
 from collections.abc import Iterator
 
@@ -238,3 +239,25 @@ def test_flows_are_recorded_with_bytes_process_and_command(fabric: NetFabric, ce
     ended: list[object] = []
     until(lambda: ended.extend(fabric.sweep()) or ended, 8)
     assert ended[0].flow.bytes_out > 5 and ended[0].flow.bytes_in > 5  # type: ignore[attr-defined]
+
+
+def test_a_flow_whose_place_another_takes_is_recorded_with_its_bytes(fabric: NetFabric, cell: Cell) -> None:
+    """The same ends, again at once: no sweep saw the first of them."""
+
+    def ask() -> None:
+        with socket.socket() as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            line.bind(("", 40123))
+            line.settimeout(5)
+            line.connect((WEB[0], PORT))
+            line.sendall(b"hello")
+            assert line.recv(10) == b"hello"
+
+    cell.allow(Allow(network="203.0.113.7/32"))
+    cell.call(ask)
+    cell.call(ask)
+    begun, over, again = [event.flow for event in fabric.drain()]
+    assert (begun.ended, again.ended, over.verdict) == (None, None, "allowed")
+    assert abs(over.at - begun.at) < 1e-3 and over.ended is not None and over.ended > over.at
+    assert over.bytes_out > 5 and over.bytes_in > 5

@@ -37,10 +37,11 @@ fn this_netns(py: Python<'_>) -> PyResult<i32> {
 }
 
 #[pyfunction]
-fn socket_in(py: Python<'_>, netns: i32, family: i32, kind: i32) -> PyResult<i32> {
+#[pyo3(signature = (netns, family, kind, protocol=0))]
+fn socket_in(py: Python<'_>, netns: i32, family: i32, kind: i32, protocol: i32) -> PyResult<i32> {
     let made = py.detach(|| {
         let netns = dsec_sys::duplicate(netns)?;
-        dsec_sys::socket_in(netns.as_fd(), family, kind)
+        dsec_sys::socket_in(netns.as_fd(), family, kind, protocol)
     });
     Ok(made.map_err(raised)?.into_raw_fd())
 }

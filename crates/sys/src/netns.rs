@@ -52,11 +52,11 @@ pub fn within<T: Send>(netns: BorrowedFd<'_>, work: impl FnOnce() -> Result<T> +
 ///
 /// # Errors
 /// As the kernel gives them.
-pub fn socket_in(netns: BorrowedFd<'_>, family: i32, kind: i32) -> Result<OwnedFd> {
+pub fn socket_in(netns: BorrowedFd<'_>, family: i32, kind: i32, protocol: i32) -> Result<OwnedFd> {
     within(netns, || {
         // SAFETY: plain numbers; on success the descriptor is new and ours.
         unsafe {
-            let fd = libc::socket(family, kind | libc::SOCK_CLOEXEC, 0);
+            let fd = libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol);
             Ok(OwnedFd::from_raw_fd(check(fd.into(), "socket", "")? as i32))
         }
     })

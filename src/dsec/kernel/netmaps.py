@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dsec.model.network import Allow, NetLimits, Protocol, Via
 
 __all__ = [
-    "ALLOWS", "Box", "EventRecord", "FlowKey", "FlowRecord", "Rule", "SIZES", "address_text", "allows_key", "pack_rules", "packed_address",
+    "ALLOWS", "OVER", "Box", "EventRecord", "FlowKey", "FlowRecord", "Rule", "SIZES", "address_text", "allows_key", "pack_rules", "packed_address",
     "packed_node", "prefix_of", "unpack_rules",
 ]  # fmt: skip
 
@@ -20,13 +20,16 @@ _NAMES: dict[int, Protocol] = {number: name for name, number in _PROTOCOLS.items
 _VIA: tuple[Via, ...] = ("direct", "relay")
 _USED, _INHERITED = 1, 2
 
+OVER = 12
+"""The reason of an event that is no refusal: a flow whose place another took."""
+
 _node = struct.Struct("<4s4s4sI16s16s")
 _box = struct.Struct("<IIII4sIII16sQQ")
 _rule = struct.Struct("<BBHHHQ")
 _rules_key = struct.Struct("<I4sB16s")
 _flow_key = struct.Struct("<IBBHHH16s")
 _flow = struct.Struct("<IBBHQQQQI16sI")
-_event = struct.Struct("<QIBBBBHH16sI16s")
+_event = struct.Struct("<QIBBBBHH16sI16sQQQ")
 
 SIZES = {
     "nodes": (4, _node.size), "boxes": (4, _box.size), "meters": (4, 64), "groups": (4, 4), "swept": (4, 8), "lost": (4, 8),
@@ -35,6 +38,11 @@ SIZES = {
 """Bytes of key and value of each map."""
 
 METER = b"\0" * 64
+
+
+def ever_opened(meter: bytes) -> bool:
+    """Whether the sandbox began a flow."""
+    return int.from_bytes(meter[32:40], "little") > 0
 
 
 def packed_address(text: str) -> bytes:
@@ -176,7 +184,7 @@ class FlowRecord(NamedTuple):
 
 
 class EventRecord(NamedTuple):
-    """A begun flow (`reason` 0) or a refusal."""
+    """A begun flow (`reason` 0), a refusal, or the end (OVER) of a flow that `begun` and carried bytes."""
 
     at: int
     slot: int
@@ -187,12 +195,19 @@ class EventRecord(NamedTuple):
     far: str
     pid: int
     comm: str
+    begun: int
+    bytes_out: int
+    bytes_in: int
 
     @classmethod
     def unpack(cls, data: bytes) -> "EventRecord":
-        at, slot, reason, _, family, protocol, port, far_port, far, pid, comm = _event.unpack(data[: _event.size])
+        at, slot, reason, _, family, protocol, port, far_port, far, pid, comm, begun, out, back = _event.unpack(
+            data[: _event.size]
+        )
         name = _TRANSPORT.get(protocol, str(protocol))
-        return cls(at, slot, reason, name, port, far_port, address_text(far, family), pid, _text(comm))
+        return cls(
+            at, slot, reason, name, port, far_port, address_text(far, family), pid, _text(comm), begun, out, back
+        )
 
 
 def _text(comm: bytes) -> str:

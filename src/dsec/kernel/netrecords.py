@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from dsec._native import PinnedMap
-from dsec.kernel.netmaps import EventRecord, FlowKey, FlowRecord
+from dsec.kernel.netmaps import OVER, EventRecord, FlowKey, FlowRecord
 from dsec.model.network import Flow
 from dsec.ports.clock import Clock
 from dsec.ports.network import SlotFlow
@@ -92,6 +92,15 @@ def _patience(key: FlowKey, flow: FlowRecord) -> int:
 
 
 def _from_event(event: EventRecord, past: float) -> SlotFlow:
+    if event.reason == OVER:
+        return SlotFlow(
+            event.slot,
+            Flow(
+                at=past + event.begun / _SECOND, ended=past + event.at / _SECOND, verdict="allowed", address=event.far,
+                port=0 if event.protocol == "icmp" else event.far_port, protocol=event.protocol, bytes_out=event.bytes_out,
+                bytes_in=event.bytes_in,
+            ),
+        )  # fmt: skip
     return SlotFlow(
         event.slot,
         Flow(

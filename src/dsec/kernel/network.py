@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dsec import _native
 from dsec.kernel import netmaps
+from dsec.kernel.conntrack import forget_sources
 from dsec.kernel.errors import KernelError, from_kernel, kernel_op
 from dsec.kernel.mounts import mount, umount
 from dsec.kernel.netrecords import Ledger
@@ -34,7 +35,7 @@ __all__ = ["FabricSettings", "NetFabric"]
 
 _log = logging.getLogger("dsec.kernel")
 
-_LAYOUT = "1"
+_LAYOUT = "2"
 _DEVICE = "dsec-"
 _FIRST = 256
 _BLOCK = 256
@@ -92,6 +93,7 @@ class NetFabric:
         self._linked: dict[int, _Linked] = {}
         self._ahead: set[int] = set()
         self._blocks: set[int] = set()
+        self._spoke: set[int] = set()
         self._next_view = 1
 
     def open(self) -> None:
@@ -247,6 +249,9 @@ class NetFabric:
         linked = self._linked.get(slot)
         if linked is None:
             return
+        meter = from_kernel(self._maps["meters"].get)(_number(linked.ifindex))
+        if netmaps.ever_opened(meter or b""):
+            self._spoke.add(slot)
         # Its record first: without it nothing passes, whatever the other maps still say.
         self._forget(linked.ifindex)
         from_kernel(self._maps["groups"].remove)(_number(slot))
@@ -259,8 +264,12 @@ class NetFabric:
     def unlink(self, *slots: int) -> None:
         for slot in slots:
             self.cut(slot)
-        if self._host >= 0:
-            from_kernel(self._links.unlink)([_name(slot) for slot in slots])
+        if self._host < 0:
+            return
+        from_kernel(self._links.unlink)([_name(slot) for slot in slots])
+        spoke = self._spoke.intersection(slots)
+        forget_sources(self._host, [text for slot in spoke for text in (self.address(slot).v4, self.address(slot).v6)])
+        self._spoke -= spoke
 
     def apply(
         self,

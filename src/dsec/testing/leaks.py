@@ -1,7 +1,7 @@
 """pytest plugin: a test that leaves something behind in the process or the kernel fails.
 
 Around each test it compares open descriptors, child processes (orphans too), mounts, cgroups, named network namespaces,
-links, pinned maps (by the mount they lie in), loop devices, files in /run/dsec, btrfs subvolumes of the session's pools and temporary directories. What a fixture
+links, tables of nftables, pinned maps and routers of nodes (by the mounts that they lie in), loop devices, files in /run/dsec, btrfs subvolumes of the session's pools and temporary directories. What a fixture
 of a wider scope makes is that fixture's until it is torn down, and then has to be gone.
 
 Load it with `-p dsec.testing.leaks`. It gives the session a temporary root of its own (short, since Unix socket paths are)
@@ -15,6 +15,8 @@ import hashlib
 import os
 import re
 import shutil
+import socket
+import struct
 import tempfile
 import time
 from collections import Counter
@@ -31,6 +33,8 @@ GRACE_SECONDS = 3.0
 SUBVOLUME_INODE = 256
 # Of state directories below the temporary root, in slashes: /tmp/dt-x/p/test_name0/state.
 DEPTH = 7
+_NETFILTER, _GET_TABLES, _TABLE_NAME = 12, 0xA01, 1
+_DUMP, _NL_ERROR, _NL_DONE = 0x301, 2, 3
 CGROUPS = Path("/sys/fs/cgroup")
 Kept = Counter[tuple[str, str]]
 
@@ -48,6 +52,24 @@ def _read(path: str | Path) -> str:
         return Path(path).read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return ""
+
+
+def _tables() -> list[str]:
+    """Names of the tables of nftables in this network namespace, asked of the kernel; none where it has no nftables."""
+    asked = struct.pack("=IHHIIBBH", 20, _GET_TABLES, _DUMP, 1, 0, 0, 0, 0)
+    names: list[str] = []
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER) as line:
+        line.send(asked)
+        while True:
+            data, at = line.recv(1 << 16), 0
+            while at + 16 <= len(data):
+                size, kind = struct.unpack_from("=IH", data, at)
+                if kind in (_NL_ERROR, _NL_DONE):
+                    return names
+                length, first = struct.unpack_from("=HH", data, at + 20)
+                if first & 0x3FFF == _TABLE_NAME:
+                    names.append(data[at + 24 : at + 20 + length].rstrip(b"\0").decode())
+                at += (size + 3) & ~3
 
 
 class Census:
@@ -76,6 +98,8 @@ class Census:
             name for name in _names("/sys/class/net") if self._whole_host or (_is_uplink(name) and self._is_ours(name))
         )
         found.update(("network link", name) for name in links)
+        tables = (name for name in _tables() if name.startswith("dsec_"))
+        found.update(("nft table", name) for name in tables if self._is_ours(name.replace("_", "-")))
         if self._whole_host:
             found.update(("network namespace", name) for name in _names("/run/netns"))
         return found
@@ -126,7 +150,7 @@ class Census:
             point, kind = line.split()[4], line.partition(" - ")[2].split()[0]
             if not point.startswith(self._root + "/"):
                 continue
-            yield "mount", point  # the bpffs and the router's namespace of a node too
+            yield "mount", point
             if kind == "btrfs":
                 pattern = [Path(point).glob("*"), Path(point).glob("*/*")]
                 for path in (p for paths in pattern for p in paths):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsec.testing.leaks import Census
+from dsec.testing.netns import Netns
 
 pytest_plugins = ["pytester"]
 
@@ -172,6 +173,20 @@ def test_network_namespace_and_link(tmp_path: Path) -> None:
         assert ("network namespace", name) in census.take() - before
     with command(["ip", "link", "add", name, "type", "veth"], ["ip", "link", "delete", name]):
         assert ("network link", name) in census.take() - before
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not shutil.which("nft"), reason="nftables is not installed")
+def test_table_of_nftables(tmp_path: Path) -> None:
+    """Only of a node's state: whose links and tables carry its hash."""
+    census = Census(tmp_path, "x", whole_host=False)
+    (tmp_path / "state" / "run").mkdir(parents=True)
+    mine = "dsec_" + hashlib.sha256(str(tmp_path / "state" / "run").encode()).hexdigest()[:8]
+    with Netns("tables") as place, place.inside():
+        before = census.take()
+        for name in (mine, "dsec_stranger", "other"):
+            subprocess.run(["nft", "add", "table", "inet", name], check=True, timeout=30)
+        assert census.take() - before == {("nft table", mine): 1}
 
 
 @pytest.mark.root
