@@ -130,6 +130,8 @@ class NetFabric:
         router_sysctls(self._router)
         load_tables(self._router, router_table(self.gateway_v4, self.gateway_v6, self._settings.relay_port))
         load_tables(self._host, host_table(self._table, self._uplink, self._v4, self._v6))
+        # Nobody has this address: tried now, so that a kernel without it is refused by name, and not at the first stop.
+        forget_sources(self._host, [self.gateway_v4])
         if not self._links.has_uplink(self._uplink):
             gateway = (self.gateway_v4, self.gateway_v6)
             from_kernel(self._links.uplink)(self._uplink, gateway, self._mtu, MARK_RELAY)

@@ -26,7 +26,7 @@ from dsec.model.network import Allow, NetLimits
 __all__ = ["Doctor", "Mechanism", "Rung", "examine", "too_old"]
 
 _NETWORK = (
-    "without it a create with network rules is refused: it needs BPF with BTF and clsact, veth and nftables in the kernel, and "
+    "without it a create with network rules is refused: it needs BPF with BTF and clsact, veth, nftables and conntrack by netlink in the kernel, and "
     "nft (apt-get install nftables); while sandboxes are linked the host forwards packets"
 )
 _KERNEL = (6, 13)

@@ -63,7 +63,7 @@ class Fabric(Protocol):
 
     def unlink(self, *slots: int) -> None:
         """Removes all of these slots, in any state, any number of times; when it returns, they may be linked again. Takes some tens of
-        milliseconds, no longer for many than for one."""
+        milliseconds for one, and about one more for each further."""
         ...
 
     def address(self, slot: int) -> Address:
