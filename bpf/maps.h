@@ -74,7 +74,7 @@ struct flow_key {
 struct flow {
 	__u32 view;
 	__u8 via, state;
-	__u16 reserved;
+	__u16 shared; /* beyond the sandbox's own: one of those that all have together */
 	__u64 begun, seen, bytes_out, bytes_in;
 	__u32 pid;
 	__u8 comm[16];

@@ -6,7 +6,7 @@
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 
-#include "maps.h"
+#include "addresses.h"
 
 struct packet {
 	__u8 family, protocol, flags, type; /* flags: of TCP; type: of ICMP */
@@ -100,10 +100,4 @@ static __always_inline int read_packet(struct __sk_buff *skb, struct packet *p)
 static __always_inline int is_multicast(const struct packet *p)
 {
 	return p->family == 4 ? (p->to.bytes[0] & 0xf0) == 0xe0 : p->to.bytes[0] == 0xff;
-}
-
-static __always_inline int same(const struct address *a, const struct address *b)
-{
-	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
-	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3];
 }

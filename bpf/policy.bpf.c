@@ -6,6 +6,9 @@
 #define SECOND 1000000000ULL
 #define REFUSALS_S 200 /* refusals and events a second that one sandbox is told of */
 #define BURST_BYTES (128 << 10)
+#define ALL_FLOWS (1 << 18)
+#define OWN_FLOWS 64 /* that a sandbox has whatever the others hold; 2,048 of them have room */
+#define SHARED_FLOWS (1 << 17) /* what all have together beyond that */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -54,12 +57,21 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1 << 18);
+	__uint(max_entries, ALL_FLOWS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 } flows SEC(".maps");
+
+/* Flows of all beyond their own: how many there were, and, by the server alone, how many of them it removed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, __u64);
+} shared SEC(".maps");
 
 /* Flows of an ifindex that the server removed: `opened` less this is how many there are. Only the server writes it. */
 struct {
@@ -149,12 +161,22 @@ static __always_inline void tell(struct hand *h, const struct packet *p, int rea
 	bpf_ringbuf_submit(event, 0);
 }
 
+static __always_inline void share(__u64 change)
+{
+	__u32 first = 0;
+	__u64 *taken = bpf_map_lookup_elem(&shared, &first);
+
+	if (taken)
+		__sync_fetch_and_add(taken, change);
+}
+
 /* Makes way for another flow of the same ends; the record goes into an event, since nobody will find it any more. */
 static __noinline int give_way(struct hand *h, const struct packet *p, const struct flow_key *key)
 {
 	__u64 begun, out, back;
 	struct event *event;
 	struct flow *flow;
+	__u16 of_all;
 
 	if (!h || !p || !key || !h->meter || !h->box)
 		return 0;
@@ -164,9 +186,12 @@ static __noinline int give_way(struct hand *h, const struct packet *p, const str
 	begun = flow->begun;
 	out = flow->bytes_out;
 	back = flow->bytes_in;
+	of_all = flow->shared;
 	if (bpf_map_delete_elem(&flows, key))
 		return 0;
 	__sync_fetch_and_sub(&h->meter->opened, 1);
+	if (of_all)
+		share(-1);
 	event = event_of(h, p, OVER, DIRECT);
 	if (event) {
 		event->begun = begun;
@@ -213,22 +238,6 @@ static __noinline int refuse(struct hand *h, const struct packet *p, int reason)
 	return NEXT;
 }
 
-static __always_inline int in_range(const struct node *node, const struct address *a, __u8 family)
-{
-	__be32 v4;
-	const __u32 *w = (const __u32 *)a, *net = (const __u32 *)&node->net6;
-
-	if (family == 6)
-		return w[0] == net[0] && w[1] == net[1];
-	__builtin_memcpy(&v4, a->bytes, 4);
-	return (v4 & node->mask4) == node->net4;
-}
-
-static __always_inline int is_gateway(const struct node *node, const struct address *a, __u8 family)
-{
-	return family == 6 ? same(a, &node->gateway6) : *(const __u32 *)a->bytes == node->gateway4;
-}
-
 /* Whether the sandbox that has this address is of the same private network. */
 static __always_inline int is_companion(struct hand *h, const struct address *a, __u8 family)
 {
@@ -242,28 +251,6 @@ static __always_inline int is_companion(struct hand *h, const struct address *a,
 		return 0;
 	group = bpf_map_lookup_elem(&groups, &slot);
 	return group && *group == h->box->group;
-}
-
-/* What no rule can open: this host and link, everybody, nobody, addresses that hold others in them, and where clouds keep secrets. */
-static __always_inline int never(const struct node *node, const struct address *a, __u8 family)
-{
-	const __u8 *b = a->bytes;
-	const __u32 *w = (const __u32 *)b;
-
-	if (in_range(node, a, family))
-		return !is_gateway(node, a, family);
-	if (family == 4)
-		return b[0] == 0 || b[0] == 127 || b[0] >= 224 || (b[0] == 169 && b[1] == 254) ||
-		       w[0] == bpf_htonl(0x646464c8) || /* 100.100.100.200 */
-		       w[0] == bpf_htonl(0xa83f8110) || /* 168.63.129.16 */
-		       w[0] == bpf_htonl(0xc00000c0);	/* 192.0.0.192 */
-	if (!w[0] && !w[1])
-		return 1; /* ::, ::1, ::ffff:a.b.c.d and other forms of IPv4 in IPv6 */
-	if (b[0] == 0xff || (b[0] == 0xfe && b[1] >= 0x80) || (b[0] == 0x20 && b[1] == 0x02))
-		return 1; /* multicast; link-local and site-local; 6to4 */
-	if (w[0] == bpf_htonl(0x0064ff9b) || w[0] == bpf_htonl(0x20010000))
-		return 1; /* NAT64; Teredo */
-	return w[0] == bpf_htonl(0xfd000ec2) && !w[1] && !w[2] && w[3] == bpf_htonl(0x0254);
 }
 
 /* How the view lets this destination be reached: DIRECT, RELAY, or -1. */
@@ -320,12 +307,25 @@ static __always_inline int pass(struct hand *h, struct flow *flow)
 	return NEXT;
 }
 
+/* Whether the sandbox may have one more flow: 1 of its own, 2 of what all share, 0 none. */
+static __always_inline int room(struct hand *h)
+{
+	__u32 ifindex = h->skb->ifindex, first = 0, second = 1;
+	__u64 *gone = bpf_map_lookup_elem(&swept, &ifindex), open = h->meter->opened - (gone ? *gone : 0), *taken, *back;
+
+	if (open >= h->box->flows)
+		return 0;
+	if (open < OWN_FLOWS)
+		return 1;
+	taken = bpf_map_lookup_elem(&shared, &first);
+	back = bpf_map_lookup_elem(&shared, &second);
+	return taken && back && *taken - *back < SHARED_FLOWS ? 2 : 0;
+}
+
 static __always_inline int begin(struct hand *h, const struct packet *p, const struct flow_key *key)
 {
 	struct flow flow = {}, *there;
-	__u64 *gone;
-	__u32 ifindex = key->ifindex;
-	int via;
+	int via, place;
 
 	if (p->protocol == IPPROTO_TCP && (p->flags & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) != TCP_SYN)
 		return refuse(h, p, NO_FLOW);
@@ -335,13 +335,14 @@ static __always_inline int begin(struct hand *h, const struct packet *p, const s
 	via = permitted(h, p);
 	if (via < 0 || (via == RELAY && p->protocol != IPPROTO_TCP))
 		return refuse(h, p, NOT_ALLOWED);
-	gone = bpf_map_lookup_elem(&swept, &ifindex);
-	if (h->meter->opened - (gone ? *gone : 0) >= h->box->flows)
+	place = room(h);
+	if (!place)
 		return refuse(h, p, FLOWS);
 	if (h->box->new_flows_s && !in_turn(&h->meter->flow_due, h->now, SECOND / h->box->new_flows_s, SECOND))
 		return refuse(h, p, RATE);
 	flow.view = h->box->view;
 	flow.via = via;
+	flow.shared = place == 2;
 	flow.begun = flow.seen = h->now;
 	who(h, p, &flow);
 	if (bpf_map_update_elem(&flows, key, &flow, BPF_NOEXIST)) {
@@ -349,6 +350,8 @@ static __always_inline int begin(struct hand *h, const struct packet *p, const s
 		return there && !(there->state & ENDED) ? pass(h, there) : refuse(h, p, FLOWS);
 	}
 	__sync_fetch_and_add(&h->meter->opened, 1);
+	if (flow.shared)
+		share(1);
 	if (in_turn(&h->meter->refusal_due, h->now, SECOND / REFUSALS_S, SECOND))
 		tell(h, p, BEGUN, via, &flow);
 	there = bpf_map_lookup_elem(&flows, key);

@@ -22,7 +22,7 @@ from dsec.edge.agent import UnixAgent
 from dsec.edge.backends.container import Container
 from dsec.edge.backends.settings import ContainerOptions, ContainerSettings
 from dsec.edge.gauges import EdgeGauges, Gauge
-from dsec.edge.network.networks import FORBIDDEN, NetworkParts, Networks
+from dsec.edge.network.networks import NetworkParts, Networks
 from dsec.edge.node import Foundation, Node
 from dsec.edge.routes import ROUTES
 from dsec.gate.client import GateProcess, GateSetup
@@ -98,7 +98,7 @@ def _network(config: Config, clock: Clock) -> NetworkParts:
     ranges = (own.range_v4, own.range_v6)
     setup = GateSetup(
         settings=config.gate, cache=config.state / "mirror", services=mirrors, credentials=credentials,
-        forbidden=(*FORBIDDEN, *network.forbidden, *ranges),
+        forbidden=(*network.forbidden, *ranges),
     )  # fmt: skip
     return NetworkParts(
         fabric=fabric, gate=GateProcess(setup, fabric, clock), services=services, settings=network,

@@ -157,3 +157,21 @@ def test_whatever_a_sandbox_sends_gets_a_small_answer_or_none(data: bytes) -> No
     found = asyncio.run(answer())
     assert len(found) <= 512
     assert not found or (found[:2] == data[:2] and found[2] & 0x80)
+
+
+async def test_some_are_served_whatever_the_others_have() -> None:
+    over, served = asyncio.Event(), dict[int, int]()
+
+    async def work() -> None:
+        await over.wait()
+
+    async with asyncio.TaskGroup() as group:
+        tenants = Tenants(group, lambda *_: None, 40, lambda where, error: None)
+        for slot in range(4):
+            address = Address(slot=slot, v4=f"100.96.1.{slot}", v6=f"fd00::{slot}")
+            await tenants.set(address, Policy())
+            tenant = tenants.at(address.v4)
+            assert tenant is not None
+            served[slot] = sum(tenants.serve(tenant, "connection", 30, work) for _ in range(100))
+        over.set()
+    assert served == {0: 30, 1: 16, 2: 16, 3: 16}

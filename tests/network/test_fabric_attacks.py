@@ -1,13 +1,16 @@
 """An attacker with every capability of the namespace at the end of the link: packets of his own making, addresses, routes, devices."""
 
+import ipaddress
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dsec.kernel.network import NetFabric
-from dsec.model.network import Allow
+from dsec.model.network import Allow, NetLimits
+from dsec.rules.netpolicy import FORBIDDEN
 from dsec.testing.fabric import Cell, cells, checksum, fabric_in, until
 from dsec.testing.internet import Internet
 from dsec.testing.netservices import Echo
@@ -17,6 +20,7 @@ pytestmark = pytest.mark.root
 TARGET = ("203.0.113.7", "2001:db8:7::7")
 BARRED = ("203.0.113.8", "2001:db8:7::8")
 PORT = 7
+OWN_FLOWS, SHARED_FLOWS = 64, 1 << 17
 ETH_IP, ETH_IPV6, ETH_ARP, ETH_VLAN, ETH_LLC = 0x0800, 0x86DD, 0x0806, 0x8100, 0x88CC
 MAC = bytes.fromhex("02d5ec000001")
 
@@ -290,3 +294,92 @@ def test_the_relay_is_not_to_be_called(fabric: NetFabric, cell: Cell) -> None:
                 assert line.recv(100) == b"from the relay"
         assert cell.udp(BARRED[0], 443) != "hello"
         assert cell.tcp(BARRED[0], 80) == "Connection refused"
+
+
+def test_the_programs_and_the_rules_forbid_the_same(fabric: NetFabric, cell: Cell) -> None:
+    """Of each forbidden prefix the first and the last address, and their neighbours outside."""
+    cell.allow(*(Allow(network=prefix, protocol="any") for prefix in ("0.0.0.0/0", "::/0")))
+    forbidden = [ipaddress.ip_network(text) for text in FORBIDDEN]
+    inside, outside = set(), set()
+    for network in forbidden:
+        first, last = int(network.network_address), int(network.broadcast_address)
+        kind = type(network.network_address)
+        inside |= {kind(first), kind(last)}
+        near = {kind(n) for n in (first - 1, last + 1) if 0 <= n < 1 << network.max_prefixlen}
+        outside |= {a for a in near if not any(a in other for other in (*forbidden, fabric._v4, fabric._v6))}
+    assert {str(a) for a in outside} >= {"1.0.0.0", "168.63.129.17", "0:0:0:1::", "2003::", "fd20:ce::255"}
+    for address in inside | outside:
+        if isinstance(address, ipaddress.IPv4Address):
+            throw(cell, ETH_IP, v4(cell.v4, str(address), udp(b"x")))
+        else:
+            throw(cell, ETH_IPV6, v6(cell.v6, str(address), udp(b"x")))
+    begun: set[str] = set()
+
+    def told() -> bool:
+        begun.update(seen.flow.address for seen in fabric.drain() if seen.flow.verdict == "allowed")
+        return begun >= {str(a) for a in outside}
+
+    until(told)
+    assert begun.isdisjoint(str(a) for a in inside)
+
+
+def test_one_sandbox_cannot_take_the_flows_of_all(fabric: NetFabric, internet: Internet) -> None:
+    """Where what all share is as good as used up, each still has its own."""
+    fabric.sweep()
+    shared = fabric._maps["shared"]
+    before = shared.get(bytes(4))
+    assert before is not None
+    released = int.from_bytes(shared.get(b"\1\0\0\0") or b"", "little")
+    with cells(fabric, [21, 22]) as (greedy, modest):
+        try:
+            shared.put(bytes(4), (released + SHARED_FLOWS - 5).to_bytes(8, "little"))
+            for each, most in ((greedy, OWN_FLOWS + 5), (modest, OWN_FLOWS)):
+                each.allow(Allow(network="203.0.113.0/24", protocol="udp"), limits=NetLimits(new_flows_s=10_000))
+                for port in range(1, 121):
+                    throw(each, ETH_IP, v4(each.v4, TARGET[0], struct.pack("!HHHH", port, PORT, 9, 0) + b"x"))
+                until(lambda slot=each.slot, most=most: flows_of(fabric, slot) == most)  # type: ignore[misc]
+        finally:
+            shared.put(bytes(4), (released + 5).to_bytes(8, "little"))
+    fabric.sweep()
+    assert shared.get(bytes(4)) == shared.get(b"\1\0\0\0"), "what has ended is given back"
+
+
+def test_flows_that_a_dying_server_removed_are_counted_anew(fabric: NetFabric, cell: Cell) -> None:
+    cell.allow(Allow(network="203.0.113.0/24", protocol="udp"), limits=NetLimits(flows=20, new_flows_s=10_000))
+
+    def fill(first: int) -> None:
+        packets = [struct.pack("!HHHH", port, PORT, 9, 0) + b"x" for port in range(first, first + 40)]
+        throw(cell, ETH_IP, *(v4(cell.v4, TARGET[0], packet) for packet in packets))
+
+    fill(1)
+    until(lambda: flows_of(fabric, cell.slot) == 20)
+    mine = fabric._linked[cell.slot].ifindex.to_bytes(4, "little")
+    for key in [key for key, _ in fabric._maps["flows"].entries() if key[:4] == mine][:7]:
+        fabric._maps["flows"].remove(key)
+    fill(100)
+    assert flows_of(fabric, cell.slot) == 13, "nobody said that there is room"
+    fabric._ledger.recount()
+    fill(200)
+    until(lambda: flows_of(fabric, cell.slot) == 20)
+
+
+def flows_of(fabric: NetFabric, slot: int) -> int:
+    ifindex = fabric._linked[slot].ifindex
+    return sum(key[:4] == ifindex.to_bytes(4, "little") for key, _ in fabric._maps["flows"].entries())
+
+
+def test_the_host_does_not_remember_a_silent_connection_for_days(
+    fabric: NetFabric, internet: Internet, cell: Cell
+) -> None:
+    cell.allow(*(Allow(network=f"{end}/{128 if ':' in end else 32}") for end in TARGET))
+    left: dict[str, int] = {}
+    for end in TARGET:
+        with cell.call(lambda end=end: socket.create_connection((end, PORT), timeout=5)):  # type: ignore[misc]
+            lines = internet.host.call(lambda: Path("/proc/thread-self/net/nf_conntrack").read_text()).splitlines()
+            kept = [
+                line.split()
+                for line in lines
+                if f"src={cell.v6 if ':' in end else cell.v4}" in line or "ESTABLISHED" in line
+            ]
+            left |= {words[0]: int(words[4]) for words in kept if "ESTABLISHED" in words}
+    assert left.keys() == {"ipv4", "ipv6"} and max(left.values()) <= 3700, left

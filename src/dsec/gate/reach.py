@@ -6,21 +6,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from dsec.model.network import Allow
+from dsec.rules.netpolicy import CARRIERS, GUARDED, NEVER
 
-__all__ = ["GUARDED", "NEVER", "Reach"]
+__all__ = ["Reach"]
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
-# Opened by no rule at all.
-NEVER = (
-    "0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3",
-    "::/96", "::1/128", "::ffff:0:0/96", "fe80::/10", "fec0::/10", "ff00::/8", "fd00:ec2::254/128", "100.100.100.200/32",
-)  # fmt: skip
-# Opened by a rule that names the addresses, not by a name that leads there.
-GUARDED = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16", "fc00::/7")
-# Prefixes that carry an IPv4 address, and the bit where it begins: NAT64 (RFC 6052), 6to4 (RFC 3056).
-_CARRIERS = ((ipaddress.IPv6Network("64:ff9b::/96"), 0), (ipaddress.IPv6Network("2002::/16"), 80))
+# Where in them an IPv4 address begins: NAT64 (RFC 6052), 6to4 (RFC 3056). In other carriers nobody can tell.
+_CARRIED = ((ipaddress.IPv6Network("64:ff9b::/96"), 0), (ipaddress.IPv6Network("2002::/16"), 80))
 
 
 @lru_cache(maxsize=1024)
@@ -44,12 +38,13 @@ class Reach:
         address = ipaddress.ip_address(text)
         if not self._by_prefix(address, allows) or is_local(text):
             return False
-        if isinstance(address, ipaddress.IPv6Address):
-            for network, shift in _CARRIERS:
-                if address in network:
-                    inner = ipaddress.IPv4Address(int(address) >> shift & 0xFFFFFFFF)
-                    return self._by_prefix(inner, allows) and not is_local(str(inner))
-        return True
+        if not _inside(address, _networks(CARRIERS)):
+            return True
+        for network, shift in _CARRIED:
+            if address in network:
+                inner = ipaddress.IPv4Address(int(address) >> shift & 0xFFFFFFFF)
+                return self._by_prefix(inner, allows) and not is_local(str(inner))
+        return False
 
     def _by_prefix(self, address: Ip, allows: Sequence[Allow]) -> bool:
         if _inside(address, self._never):

@@ -26,7 +26,9 @@ class GateSettings:
     )
     queries_at_once: int = setting(32, "DNS queries under way")
     connections: int = setting(256, "connections through the relay and to mirrors")
-    connections_total: int = setting(8192, "connections of all sandboxes together")
+    connections_total: int = setting(
+        8192, "connections and queries of all sandboxes together; beyond it each still has 16"
+    )
     head_seconds: float = setting(10.0, "seconds until a connection must have said which host it wants")
     connect_seconds: float = setting(10.0, "seconds for reaching a host")
     idle_seconds: float = setting(900.0, "seconds without a byte either way, after which a relayed connection is cut")

@@ -11,6 +11,9 @@ from dsec.model.network import Address, Flow, Policy
 
 __all__ = ["Tenant", "Tenants"]
 
+_OWN = 16
+"""Of each kind that a sandbox may have under way whatever the others have."""
+
 OnFlow = Callable[[int, Flow, float], None]
 """Slot, flow (without its times) and its length in seconds."""
 
@@ -124,9 +127,10 @@ class Tenants:
         await _ended(tenant.leave())
 
     def serve(self, tenant: Tenant, kind: str, most: int, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Runs `work` for the tenant unless `most` of this kind, or too many of all, are under way. A failure is reported, and ends it alone."""
+        """Runs `work` for the tenant unless `most` of this kind, or too many of all, are under way: then those who have few are served still.
+        A failure is reported, and ends it alone."""
         count = tenant.under_way.get(kind, 0)
-        if count >= most or self._tasks >= self._most:
+        if count >= most or (self._tasks >= self._most and count >= _OWN):
             return False
         tenant.under_way[kind] = count + 1
         self._tasks += 1

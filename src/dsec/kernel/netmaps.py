@@ -8,7 +8,8 @@ from typing import NamedTuple
 from dsec.model.network import Allow, NetLimits, Protocol, Via
 
 __all__ = [
-    "ALLOWS", "OVER", "Box", "EventRecord", "FlowKey", "FlowRecord", "Rule", "SIZES", "address_text", "allows_key", "pack_rules", "packed_address",
+    "ALLOWS", "OVER", "Box", "EventRecord", "FlowKey", "FlowRecord", "Rule", "SIZES", "address_text", "allows_key", "ever_opened", "opened_of",
+    "pack_rules", "packed_address",
     "packed_node", "prefix_of", "unpack_rules",
 ]  # fmt: skip
 
@@ -32,7 +33,7 @@ _flow = struct.Struct("<IBBHQQQQI16sI")
 _event = struct.Struct("<QIBBBBHH16sI16sQQQ")
 
 SIZES = {
-    "nodes": (4, _node.size), "boxes": (4, _box.size), "meters": (4, 64), "groups": (4, 4), "swept": (4, 8), "lost": (4, 8),
+    "nodes": (4, _node.size), "boxes": (4, _box.size), "meters": (4, 64), "groups": (4, 4), "swept": (4, 8), "lost": (4, 8), "shared": (4, 8),
     "rules": (_rules_key.size, _rule.size * ALLOWS), "flows": (_flow_key.size, _flow.size), "callers": (28, 20),
 }  # fmt: skip
 """Bytes of key and value of each map."""
@@ -43,6 +44,11 @@ METER = b"\0" * 64
 def ever_opened(meter: bytes) -> bool:
     """Whether the sandbox began a flow."""
     return int.from_bytes(meter[32:40], "little") > 0
+
+
+def opened_of(meter: bytes) -> int:
+    """Flows that a sandbox has begun, less those that its own packets ended."""
+    return int.from_bytes(meter[32:40], "little")
 
 
 def packed_address(text: str) -> bytes:
@@ -165,7 +171,7 @@ class FlowKey(NamedTuple):
 
 
 class FlowRecord(NamedTuple):
-    """What the programs keep of a flow. Times in nanoseconds since boot."""
+    """What the programs keep of a flow. Times in nanoseconds since boot. `shared`: of those that all sandboxes have together."""
 
     view: int
     via: Via
@@ -176,11 +182,12 @@ class FlowRecord(NamedTuple):
     bytes_in: int
     pid: int
     comm: str
+    shared: bool
 
     @classmethod
     def unpack(cls, data: bytes) -> "FlowRecord":
-        view, via, state, _, begun, seen, out, back, pid, comm, _ = _flow.unpack(data)
-        return cls(view, _VIA[via], state, begun, seen, out, back, pid, _text(comm))
+        view, via, state, shared, begun, seen, out, back, pid, comm, _ = _flow.unpack(data)
+        return cls(view, _VIA[via], state, begun, seen, out, back, pid, _text(comm), bool(shared))
 
 
 class EventRecord(NamedTuple):

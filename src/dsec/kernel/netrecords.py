@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from dsec._native import PinnedMap
-from dsec.kernel.netmaps import OVER, EventRecord, FlowKey, FlowRecord
+from dsec.kernel.netmaps import METER, OVER, EventRecord, FlowKey, FlowRecord, opened_of
 from dsec.model.network import Flow
 from dsec.ports.clock import Clock
 from dsec.ports.network import SlotFlow
@@ -19,6 +19,7 @@ REASONS = (
 _FIN_OUT, _FIN_IN, _RESET, _ENDED, _ANSWERED = 1, 2, 4, 8, 16
 _SECOND = 1_000_000_000
 _DNS = 53
+_TAKEN, _RELEASED = bytes(4), b"\1\0\0\0"
 
 
 class Ledger:
@@ -31,12 +32,30 @@ class Ledger:
         self._slots: dict[int, int] = {}
         self._gone: set[int] = set()
         self._swept: dict[int, int] = {}
+        self._released = int.from_bytes(maps["shared"].get(_RELEASED) or b"", "little")
 
     def begin(self, ifindex: int, slot: int) -> None:
         """From here on `ifindex` is the slot's."""
         with self._lock:
             self._slots[ifindex] = slot
             self._swept[ifindex] = int.from_bytes(self._maps["swept"].get(_number(ifindex)) or b"", "little")
+
+    def recount(self) -> None:
+        """Counts anew what there is: an earlier server may have died after it removed flows and before it said so."""
+        opened = {i: opened_of(self._maps["meters"].get(_number(i)) or METER) for i in self._slots}
+        taken = int.from_bytes(self._maps["shared"].get(_TAKEN) or b"", "little")
+        counts, shared = dict.fromkeys(self._slots, 0), 0
+        for packed, value in self._maps["flows"].entries():
+            ifindex = FlowKey.unpack(packed).ifindex
+            if ifindex in counts:
+                counts[ifindex] += 1
+            shared += FlowRecord.unpack(value).shared
+        with self._lock:
+            self._released = max(0, taken - shared)
+            self._maps["shared"].put(_RELEASED, self._released.to_bytes(8, "little"))
+            for ifindex, count in counts.items():
+                self._swept[ifindex] = max(0, opened[ifindex] - count)
+                self._maps["swept"].put(_number(ifindex), self._swept[ifindex].to_bytes(8, "little"))
 
     def end(self, ifindex: int) -> None:
         """The link is gone: the next sweep gives its flows and forgets it."""
@@ -50,7 +69,7 @@ class Ledger:
     def sweep(self) -> list[SlotFlow]:
         with self._lock:
             gone = set(self._gone)
-        now, past, found, counts = _now(), self._past(), [], dict[int, int]()
+        now, past, found, counts, shared = _now(), self._past(), [], dict[int, int](), 0
         for packed, value in self._maps["flows"].entries():
             key, flow = FlowKey.unpack(packed), FlowRecord.unpack(value)
             slot = self._slots.get(key.ifindex)
@@ -60,9 +79,12 @@ class Ledger:
             if not self._maps["flows"].remove(packed):
                 continue
             counts[key.ifindex] = counts.get(key.ifindex, 0) + 1
+            shared += flow.shared
             if slot is not None:
                 found.append(_from_flow(slot, key, flow, past))
         with self._lock:
+            self._released += shared
+            self._maps["shared"].put(_RELEASED, self._released.to_bytes(8, "little"))
             for ifindex, count in counts.items():
                 if ifindex in self._slots and ifindex not in gone:
                     self._swept[ifindex] += count

@@ -10,6 +10,9 @@ from dsec.kernel.errors import KernelError, from_kernel
 __all__ = ["MARK_RELAY", "delete_table", "host_table", "load_tables", "router_table"]
 
 MARK_REFUSED, MARK_RELAY = 0xD5EC0001, 0xD5EC0002
+# The programs forget a silent connection after an hour. The host's own five days would let sandboxes that come and go fill the table of
+# connections that all of the host shares.
+_QUIET_SECONDS = 3700
 _PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 
 
@@ -40,11 +43,15 @@ def host_table(name: str, link: str, v4: ipaddress.IPv4Network, v6: ipaddress.IP
         f"ip6 daddr {{ fe80::/10, {v6} }}",
         "fib daddr type != unicast",
     )
+    timeouts = "\n".join(
+        f"  ct timeout quiet_{l3} {{ protocol tcp; l3proto {l3}; policy = {{ established : {_QUIET_SECONDS} }}; }}" for l3 in ("ip", "ip6")
+    )  # fmt: skip
     walls = "\n".join(f'    iifname "{link}" {what} {answer}' for what in nobody for answer in (refuse, otherwise))
     return f"""
 add table inet {name}
 delete table inet {name}
 table inet {name} {{
+{timeouts}
   chain to_host {{
     type filter hook input priority -10; policy accept;
     iifname "{link}" {refuse}
@@ -53,6 +60,8 @@ table inet {name} {{
   chain through {{
     type filter hook forward priority -10; policy accept;
 {walls}
+    iifname "{link}" ct state new meta l4proto tcp meta nfproto ipv4 ct timeout set "quiet_ip"
+    iifname "{link}" ct state new meta l4proto tcp meta nfproto ipv6 ct timeout set "quiet_ip6"
     oifname "{link}" ct state established,related accept
     oifname "{link}" drop
   }}

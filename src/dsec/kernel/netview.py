@@ -7,7 +7,7 @@ from dsec._native import PinnedMap
 from dsec.kernel.errors import from_kernel
 from dsec.kernel.netmaps import Rule, allows_key, pack_rules, unpack_rules
 from dsec.model.network import Allow
-from dsec.rules.netpolicy import network_of
+from dsec.rules.netpolicy import Prefixes, network_of
 
 __all__ = ["View"]
 
@@ -19,31 +19,37 @@ class View:
         self.number = number
         self._trie = trie
         self._rules: dict[str, list[Rule]] = {prefix: list(rules) for prefix, rules in found.items()}
+        self._wide = Prefixes(prefix for prefix in self._rules if not _is_host(prefix))
 
     def fill(self, given: Iterable[tuple[Allow, int]]) -> None:
         """Adds allowances with the times at which they end (boot time in nanoseconds, 0: never). Raises KernelError; ValueError for
         too many of one prefix, after which the view is as it was for that prefix."""
-        added = [(allow, Rule.of(allow, expires, allow.network)) for allow, expires in given]
-        wide = [prefix for prefix in self._rules if not _is_host(prefix)]
-        changed: dict[str, list[Rule]] = {}
-        for prefix in dict.fromkeys(allow.network for allow, _ in added):
-            if prefix not in self._rules:
-                changed[prefix] = [
-                    rule._replace(inherited=True)
-                    for over in wide
-                    if _covers(over, prefix)
-                    for rule in self._rules[over]
-                    if not rule.inherited
-                ]
-        for allow, rule in added:
-            targets = {allow.network} if _is_host(allow.network) else self._rules.keys() | changed.keys()
-            for prefix in targets:
-                if _covers(allow.network, prefix):
-                    old = changed.get(prefix, self._rules.get(prefix, []))
-                    changed[prefix] = _joined(old, rule._replace(inherited=prefix != allow.network))
+        added = [(allow.network, Rule.of(allow, expires, allow.network)) for allow, expires in given]
+        by_prefix: dict[str, list[int]] = {}
+        for number, (prefix, _) in enumerate(added):
+            by_prefix.setdefault(prefix, []).append(number)
+        new = Prefixes(by_prefix)
+        changed = {
+            prefix: [
+                rule._replace(inherited=True)
+                for over in self._wide.over(prefix)
+                for rule in self._rules[over]
+                if not rule.inherited
+            ]
+            for prefix in by_prefix
+            if prefix not in self._rules
+        }
+        reached = by_prefix if all(map(_is_host, by_prefix)) else dict.fromkeys([*self._rules, *by_prefix])
+        for prefix in reached:
+            for number in sorted(n for over in new.over(prefix) for n in by_prefix[over]):
+                given_to, rule = added[number]
+                old = changed.get(prefix, self._rules.get(prefix, []))
+                changed[prefix] = _joined(old, rule._replace(inherited=prefix != given_to))
         for prefix, rules in changed.items():
             from_kernel(self._trie.put)(allows_key(self.number, prefix), pack_rules(rules))
             self._rules[prefix] = rules
+            if not _is_host(prefix):
+                self._wide.add(prefix)
 
     def expire(self) -> None:
         """Takes out what has ended."""
@@ -59,6 +65,7 @@ class View:
                 # Shorter prefixes say the same.
                 from_kernel(self._trie.remove)(allows_key(self.number, prefix))
                 del self._rules[prefix]
+                self._wide.discard(prefix)
 
     def read(self) -> tuple[Allow, ...]:
         """What the kernel allows now, as it was given."""
@@ -74,16 +81,12 @@ class View:
         for prefix in list(self._rules):
             from_kernel(self._trie.remove)(allows_key(self.number, prefix))
         self._rules.clear()
+        self._wide = Prefixes()
 
 
 def _is_host(prefix: str) -> bool:
     network = network_of(prefix)
     return network.prefixlen == network.max_prefixlen
-
-
-def _covers(over: str, prefix: str) -> bool:
-    wide, narrow = network_of(over), network_of(prefix)
-    return wide.version == narrow.version and wide.prefixlen <= narrow.prefixlen and narrow.network_address in wide
 
 
 def _joined(rules: Sequence[Rule], new: Rule) -> list[Rule]:

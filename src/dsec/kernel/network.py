@@ -155,6 +155,7 @@ class NetFabric:
             else:
                 self._forget(ifindex)
         self._sweep_away()
+        self._ledger.recount()
         for view in views.keys() - kept:
             View(self._maps["rules"], view, views[view]).remove()
         self._next_view = max(views.keys() | kept, default=0) + 1

@@ -1,7 +1,7 @@
 """What a policy allows: names, addresses, and prefixes within prefixes. The kernel and the gate enforce what is said here."""
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from msgspec import Struct
@@ -9,11 +9,28 @@ from msgspec.structs import replace
 
 from dsec.model.network import Allow, NameRule, NetworkAnswer, Policy, Protocol, Via
 
-__all__ = ["PER_PREFIX", "Grounds", "Network", "answer_allows", "inherited", "judge", "matches", "network_of", "normal_form", "plain_name",
+__all__ = ["CARRIERS", "FORBIDDEN", "GUARDED", "NEVER", "PER_PREFIX", "Grounds", "Network", "Prefixes", "answer_allows", "inherited", "judge", "matches", "network_of", "normal_form", "plain_name",
            "rule_for", "without"]  # fmt: skip
 
 PER_PREFIX = 8
 """Most allowances of one prefix that the kernel's maps hold."""
+
+NEVER = (
+    "0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32",
+    "::/64", "fe80::/9", "ff00::/8", "fd00:ec2::254/128", "fd20:ce::254/128",
+)  # fmt: skip
+"""Loopback, link-local, multicast, reserved, IPv4 written as IPv6, and where clouds keep secrets: no rule opens them, and no name leads there."""
+
+CARRIERS = ("64:ff9b::/32", "2001::/32", "2002::/16")
+"""IPv6 that carries IPv4 to a translator on the way (NAT64, Teredo, 6to4): where it ends cannot be judged in the kernel."""
+
+FORBIDDEN = NEVER + CARRIERS
+"""What no rule opens. The kernel's program refuses the same by itself; a test holds the two equal."""
+
+GUARDED = (
+    "10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "fc00::/7",
+)  # fmt: skip
+"""Private prefixes: a name never leads there, a rule by address may."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -30,7 +47,7 @@ class Grounds(Struct, frozen=True, kw_only=True):
     why_not: str = ""
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def network_of(text: str) -> Network:
     """The prefix that `text` writes. Raises ValueError for host bits that are set, and for anything else."""
     return ipaddress.ip_network(text)
@@ -65,12 +82,44 @@ def _contains(outer: Network, inner: Network) -> bool:
     return outer.version == inner.version and inner.subnet_of(outer)  # type: ignore[arg-type]
 
 
+class Prefixes:
+    """Some prefixes, by length: which of them hold another is found without asking each, of which a caller may give thousands."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self._by_length: dict[tuple[int, int], dict[int, str]] = {}
+        for text in texts:
+            self.add(text)
+
+    def add(self, text: str) -> None:
+        network = network_of(text)
+        self._by_length.setdefault((network.version, network.prefixlen), {})[int(network.network_address)] = text
+
+    def discard(self, text: str) -> None:
+        network = network_of(text)
+        self._by_length.get((network.version, network.prefixlen), {}).pop(int(network.network_address), None)
+
+    def over(self, text: str) -> list[str]:
+        """Those that hold the prefix `text`, itself among them."""
+        network = network_of(text)
+        number = int(network.network_address)
+        found = []
+        for (version, length), known in self._by_length.items():
+            if version == network.version and length <= network.prefixlen:
+                shift = network.max_prefixlen - length
+                if (over := known.get(number >> shift << shift)) is not None:
+                    found.append(over)
+        return found
+
+
 def inherited(allows: Sequence[Allow]) -> dict[str, tuple[Allow, ...]]:
     """By prefix, all that is allowed for addresses whose longest prefix it is: a longer prefix inherits what shorter ones allow."""
-    prefixes = {network_of(allow.network) for allow in allows}
+    by_prefix: dict[str, list[int]] = {}
+    for number, allow in enumerate(allows):
+        by_prefix.setdefault(str(network_of(allow.network)), []).append(number)
+    prefixes = Prefixes(by_prefix)
     return {
-        str(prefix): tuple(allow for allow in allows if _contains(network_of(allow.network), prefix))
-        for prefix in prefixes
+        prefix: tuple(allows[number] for number in sorted(n for over in prefixes.over(prefix) for n in by_prefix[over]))
+        for prefix in by_prefix
     }
 
 

@@ -36,8 +36,9 @@ _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\Z")
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)\Z")
 _MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~/-]{0,254}\Z")
 _RULES_MAX, _LIST_MAX, _PHASES_MAX, _ALIASES_MAX = 64, 64, 16, 16
-_ALLOWS_MAX = 2048
-_ADDRESS = re.compile(r"[0-9.]+\Z")
+_ALLOWS_MAX, _NAMES_MAX = 2048, 1024
+_FLOWS_MAX, _NEW_FLOWS_MAX = 16384, 10_000
+_ADDRESS = re.compile(r"([0-9]+|0x[0-9a-f]*)\Z")
 
 
 def linked(spec: SandboxSpec) -> bool:
@@ -96,8 +97,9 @@ def check_network(spec: SandboxSpec) -> None:
     ):  # fmt: skip
         if value is not None and not least <= value <= 1 << 40:
             raise InvalidArgument(f"{least} or more", field=f"network_limits.{name}")
-    if limits.flows > 65536 or limits.new_flows_s > 65536:
-        raise InvalidArgument("at most 65536", field="network_limits.flows")
+    for name, value, most in (("flows", limits.flows, _FLOWS_MAX), ("new_flows_s", limits.new_flows_s, _NEW_FLOWS_MAX)):
+        if value > most:
+            raise InvalidArgument(f"at most {most}", field=f"network_limits.{name}")
     if spec.network_group is not None and not _NAME.match(spec.network_group):
         raise InvalidArgument("1 to 64 of a-z, 0-9 and inner . _ -", field="network_group")
     if spec.aliases and spec.network_group is None:
@@ -110,6 +112,7 @@ def check_rules(rules: NetworkRules, field: str) -> None:
     """Raises InvalidArgument for what no node could mean."""
     if len(rules) > _RULES_MAX:
         raise InvalidArgument(f"at most {_RULES_MAX} names", field=field)
+    _check_size(rules, field)
     for name, value in rules.items():
         here = f"{field}.{name[:64]}"
         if not _NAME.match(name):
@@ -123,14 +126,26 @@ def check_rules(rules: NetworkRules, field: str) -> None:
             _check_rule(value, here)
 
 
+def _check_size(rules: NetworkRules, field: str) -> None:
+    """Before anything else is looked at: what a request holds must not cost the node more than it cost the caller."""
+    given = [each for value in rules.values() for each in (value if isinstance(value, tuple) else (value,))]
+    found = [rule for rule in given if isinstance(rule, NetworkRule)]
+    if sum(len(rule.hosts) for rule in found) > _NAMES_MAX:
+        raise InvalidArgument(f"more than {_NAMES_MAX} hosts together", field=field)
+    if sum(1 + len(rule.cidrs) + len(rule.ports) for rule in found) > _ALLOWS_MAX:
+        raise InvalidArgument(f"more than {_ALLOWS_MAX} rules, prefixes and ports together", field=field)
+
+
 def _check_rule(rule: NetworkRule, field: str) -> None:
+    for name, items in (
+        ("hosts", rule.hosts), ("cidrs", rule.cidrs), ("ports", rule.ports), ("protocols", rule.protocols), ("modules", rule.modules),
+    ):  # fmt: skip
+        if len(items) > _LIST_MAX:
+            raise InvalidArgument(f"at most {_LIST_MAX}", field=f"{field}.{name}")
     for host in rule.hosts:
         _check_host(host, f"{field}.hosts")
     for cidr in rule.cidrs:
         _network(cidr, f"{field}.cidrs")
-    for name, items in (("hosts", rule.hosts), ("cidrs", rule.cidrs), ("ports", rule.ports), ("modules", rule.modules)):
-        if len(items) > _LIST_MAX:
-            raise InvalidArgument(f"at most {_LIST_MAX}", field=f"{field}.{name}")
     ports_of(rule.ports, f"{field}.ports")
     if rule.hosts and rule.strict and set(rule.protocols) - {"tcp"}:
         raise InvalidArgument(
@@ -154,7 +169,7 @@ def _check_host(host: str, field: str) -> None:
         raise InvalidArgument(
             "a host name in ASCII (an international one in its xn-- form), or *. and one", field=field, value=host[:256]
         )
-    if _ADDRESS.match(name):
+    if _ADDRESS.match(labels[-1]):
         raise InvalidArgument("an address belongs in cidrs", field=field, value=host)
 
 
@@ -228,6 +243,10 @@ class _Compiling:
     def _hosts(self, name: str, rule: NetworkRule, hosts: tuple[str, ...], field: str) -> None:
         protocols: tuple[Protocol, ...] = tuple(sorted(set(rule.protocols))) or ("tcp",)
         ports = ports_of(rule.ports, field) or ((80, 80), (443, 443))
+        if hosts and len(ports) * len(protocols) > PER_PREFIX:
+            raise InvalidArgument(f"more than {PER_PREFIX} protocols and ranges of ports for a host", field=field)
+        if len(self.names) + len(hosts) > _NAMES_MAX:
+            raise InvalidArgument(f"more than {_NAMES_MAX} hosts together", field=field)
         for host in hosts:
             self.names.append(
                 NameRule(
@@ -247,6 +266,9 @@ class _Compiling:
             for protocol in protocols:
                 for low, high in ports if protocol != "icmp" else ((0, 65535),):
                     self.allows.append(Allow(network=str(part), protocol=protocol, low=low, high=high))
+            # Before the next one is made: what a small request multiplies to must not fill the memory.
+            if len(self.allows) > _ALLOWS_MAX:
+                raise InvalidArgument(f"more than {_ALLOWS_MAX} prefixes and ranges together", field=field)
 
     def known(self, name: str, field: str) -> Service:
         """The service of that name. Raises InvalidArgument for none."""
@@ -313,8 +335,6 @@ def compiled(
     if compiling.names or group:
         compiling.gateway("udp", 53)
         compiling.gateway("tcp", 53)
-    if len(compiling.allows) > _ALLOWS_MAX:
-        raise InvalidArgument(f"more than {_ALLOWS_MAX} prefixes and ranges together", field=field)
     policy = normal_form(
         Policy(
             allows=tuple(compiling.allows), names=tuple(compiling.names), mirrors=compiling.mirrors, limits=limits or NetLimits(),

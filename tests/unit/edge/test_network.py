@@ -1,5 +1,7 @@
 """The edge's part of networks, on fakes of fabric and gate that keep what is in force."""
 
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,32 @@ async def test_what_is_asked_is_in_force_and_read_back(tmp_path: Path) -> None:
         ({"network_phases": {"a": {}}, "network_phase": "b"}, InvalidArgument, "network_phase"),
         ({"aliases": ("db",)}, InvalidArgument, "aliases"),
         ({"network_rules": {}, "network_limits": NetLimits(flows=0)}, InvalidArgument, "network_limits.flows"),
+        ({"network_rules": {}, "network_limits": NetLimits(flows=16385)}, InvalidArgument, "network_limits.flows"),
+        (
+            {"network_rules": {}, "network_limits": NetLimits(new_flows_s=10_001)},
+            InvalidArgument,
+            "network_limits.new_flows_s",
+        ),
+        *(
+            ({"network_rules": {"x": NetworkRule(cidrs=(cidr,))}}, InvalidArgument, "network_rules.x.cidrs")
+            for cidr in (
+                "168.63.129.16/32",
+                "192.0.0.192",
+                "fd20:ce::254",
+                "64:ff9b::a9fe:a9fe",
+                "2002:a9fe::/32",
+                "2001::/48",
+            )
+        ),
+        *(
+            ({"network_rules": {"x": NetworkRule(hosts=(host,))}}, InvalidArgument, "network_rules.x.hosts")
+            for host in ("0x7f000001", "1.2.3.4", "a.0x7f", "a.1", "*.1")
+        ),
+        (
+            {"network_rules": {"x": NetworkRule(hosts=("a.test",), ports=tuple(range(1, 18, 2)))}},
+            InvalidArgument,
+            "network_rules.x",
+        ),
     ],
 )
 async def test_refusals_at_create(tmp_path: Path, change: Any, error: Any, field: str) -> None:
@@ -215,18 +243,25 @@ async def test_the_log_tells_flows_and_counts(tmp_path: Path) -> None:
     async with running(tmp_path, network=(fabric, gate)) as rig:
         box = await rig.create(replace(SPEC, network_rules={"mine": MINE}))
         await gate.resolve(0, "a.test", ["198.51.100.7"])
-        begun = Flow(at=1.0, verdict="allowed", address="198.51.100.7", port=443, protocol="tcp", pid=7, comm="curl")
+        now = rig.clock.now()
+        begun = Flow(
+            at=now + 1, verdict="allowed", address="198.51.100.7", port=443, protocol="tcp", pid=7, comm="curl"
+        )
+        fabric.tell(0, replace(begun, at=now - 1, address="192.0.2.66", comm="of the slot's last tenant"))
+        fabric.tell(0, replace(begun, at=now - 1, address="192.0.2.66", ended=now - 0.5), ended=True)
         fabric.tell(0, begun)
-        fabric.tell(0, Flow(at=2.0, verdict="refused", address="192.0.2.9", port=22, protocol="tcp", reason="no rule"))
+        fabric.tell(
+            0, Flow(at=now + 2, verdict="refused", address="192.0.2.9", port=22, protocol="tcp", reason="no rule")
+        )
         fabric.tell(5, begun)
         log = msgspec.convert((await rig.call(box, "GET", "/network/log")).json(), list[Flow])
         assert [(flow.verdict, flow.name, flow.comm) for flow in log] == [
             ("allowed", "a.test", "curl"),
             ("refused", "", ""),
         ]
-        fabric.tell(0, replace(begun, ended=3.0, bytes_out=10, bytes_in=20, comm="", pid=None), ended=True)
+        fabric.tell(0, replace(begun, ended=now + 3, bytes_out=10, bytes_in=20, comm="", pid=None), ended=True)
         log = msgspec.convert((await rig.call(box, "GET", "/network/log", verdict="allowed")).json(), list[Flow])
-        assert [(flow.ended, flow.bytes_in, flow.comm, flow.pid) for flow in log] == [(3.0, 20, "curl", 7)]
+        assert [(flow.ended, flow.bytes_in, flow.comm, flow.pid) for flow in log] == [(now + 3, 20, "curl", 7)]
         counts = (await view_of(rig, box)).counts
         assert (counts.allowed, counts.refused, counts.bytes_out, counts.bytes_in) == (1, 1, 10, 20)
         await rig.call(box, "DELETE")
@@ -240,3 +275,33 @@ def test_the_log_is_bounded() -> None:
         log.add(Flow(at=float(number), verdict="refused", address="192.0.2.1"))
     assert [flow.at for flow in log.read()] == [float(number) for number in range(9990, 10000)]
     assert log.counts.refused == 10000
+
+
+MANY = tuple(f"11.{number // 256}.{number % 256}.0/24" for number in range(64))
+PORTS = tuple(range(1, 128, 2))
+
+
+@pytest.mark.parametrize(
+    ("rules", "complaint"),
+    [
+        ({f"r{n}": (NetworkRule(cidrs=MANY, ports=PORTS, protocols=("tcp", "udp")),) * 64 for n in range(64)}, "2048"),
+        ({f"r{n}": (NetworkRule(hosts=("a.test",) * 64),) * 64 for n in range(64)}, "1024"),
+        ({f"r{n}": NetworkRule(cidrs=MANY, ports=PORTS[:8], protocols=("tcp", "udp")) for n in range(24)}, "2048"),
+        ({f"r{n}": NetworkRule(cidrs=tuple(f"11.{n}.{m}.0/24" for m in range(64))) for n in range(31)}, ""),
+    ],
+)
+async def test_large_rules_cost_the_node_neither_time_nor_memory(tmp_path: Path, rules: Any, complaint: str) -> None:
+    async with running(tmp_path, network=(FakeFabric(), FakeGate())) as rig:
+        tracemalloc.start()
+        began = time.process_time()
+        try:
+            box = await rig.create(replace(SPEC, network_rules=rules))
+        except InvalidArgument as error:
+            assert complaint and complaint in str(error)
+        else:
+            assert not complaint and len((await view_of(rig, box)).allows) == 31 * 64
+        finally:
+            most = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert most < 64 << 20
+        assert time.process_time() - began < 5

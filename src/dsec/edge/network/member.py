@@ -13,7 +13,8 @@ _ANSWERS_MAX = 4096
 
 class Member:
     """`link`: what is in force. `lock` is held by whoever writes the kernel's maps of its slot, `turn` by whoever switches rules.
-    `closed`: it is ending, nothing may be opened any more. `refused`: why everything is refused, "" where it is not."""
+    `closed`: it is ending, nothing may be opened any more. `refused`: why everything is refused, "" where it is not. `since`: Unix seconds
+    before which the slot was another's; 0: not known any more, since it has been taken over."""
 
     def __init__(self, slot: int, address: Address, link: Link, log_flows: int) -> None:
         self.slot = slot
@@ -23,6 +24,7 @@ class Member:
         self.turn = asyncio.Lock()
         self.closed = False
         self.refused = ""
+        self.since = 0.0
         self.log = NetLog(log_flows)
         self._answers: dict[tuple[NameRule, Allow], float] = {}
 

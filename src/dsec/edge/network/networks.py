@@ -36,34 +36,16 @@ from dsec.model.spec import SandboxSpec
 from dsec.ports.clock import Clock
 from dsec.ports.network import Fabric, Gate, SlotFlow
 from dsec.rules.environ import surroundings
-from dsec.rules.netpolicy import Grounds, answer_allows
+from dsec.rules.netpolicy import FORBIDDEN, GUARDED, Grounds, answer_allows
 from dsec.rules.netrules import compiled, environment, first_rules, linked, phase_rules
 
-__all__ = ["FORBIDDEN", "GUARDED", "NetworkParts", "Networks"]
+__all__ = ["NetworkParts", "Networks"]
 
 _log = logging.getLogger("dsec.edge")
 _R = TypeVar("_R")
 _THREADS = 4
 _POLICIES_MAX = 256
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
-
-FORBIDDEN = (
-    "0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "::/127", "::ffff:0:0/96", "fe80::/10", "fec0::/10", "ff00::/8",
-    "fd00:ec2::254/128",
-)  # fmt: skip
-"""Loopback, link-local (metadata services live there), multicast, reserved, mapped, and the metadata address of IPv6: no rule opens them."""
-
-GUARDED = (
-    "10.0.0.0/8",
-    "100.64.0.0/10",
-    "172.16.0.0/12",
-    "192.0.0.0/24",
-    "192.168.0.0/16",
-    "198.18.0.0/15",
-    "fc00::/7",
-    "64:ff9b::/96",
-)
-"""Private prefixes: a name never leads there, a rule by address may."""
 
 
 class NetworkParts(Struct, frozen=True, kw_only=True):
@@ -195,6 +177,7 @@ class Networks:
         if fabric is None or gate is None or slot is None:
             raise Unavailable("the sandbox cannot be linked", what="network")
         member = self._enlist(resident, slot, link, fabric.address(slot))
+        member.since = self._clock.now()
         await gate.set_policy(slot, member.address, link.policy)
 
     def _enlist(self, resident: Resident, slot: int, link: Link, address: Address) -> Member:
@@ -243,7 +226,8 @@ class Networks:
         try:
             if not await self._work(fabric.adopt, slot):
                 raise Unavailable("its link was not there when the node's server came back", what="network")
-            await self._switch(resident, member, known)
+            async with member.turn:
+                await self._switch(resident, member, known)
         except (KernelError, DSecError) as error:
             await self._refuse(resident, member, known, str(error))
 
@@ -261,7 +245,6 @@ class Networks:
         rules = change.rules if change.rules is not None else phase_rules(spec, change.phase or "")
         known = NetworkInForce(rules=rules, phase=change.phase)
         self._link(resident, known)  # refused before anything is touched
-        self._journal.set_network(resident.id, known)
         done: asyncio.Future[DSecError | None] = asyncio.get_running_loop().create_future()
         # A caller that goes away does not leave it half done.
         self._tasks.spawn(self._changing(resident, member, known, done), f"network of {resident.id}")
@@ -274,26 +257,30 @@ class Networks:
         self, resident: Resident, member: Member, known: NetworkInForce, done: "asyncio.Future[DSecError | None]"
     ) -> None:
         try:
-            await self._switch(resident, member, known)
-        except (KernelError, DSecError) as error:
-            _log.error("the network of %s is shut, since its rules could not be switched: %s", resident.id, error)
-            await self._refuse(resident, member, known, str(error))
-            done.set_result(
-                Unavailable(f"the rules could not be switched, so everything is refused: {error}", what="network")
-            )
-        else:
-            done.set_result(None)
+            async with (
+                member.turn
+            ):  # with what follows a failure: the next caller's rules come after it, not in between
+                self._journal.set_network(resident.id, known)
+                try:
+                    await self._switch(resident, member, known)
+                except (KernelError, DSecError) as error:
+                    _log.error("the network of %s is shut, as its rules could not be switched: %s", resident.id, error)
+                    await self._refuse(resident, member, known, str(error))
+                    why = f"the rules could not be switched, so everything is refused: {error}"
+                    done.set_result(Unavailable(why, what="network"))
+                else:
+                    done.set_result(None)
         finally:
             if not done.done():
                 done.set_result(Unavailable("the edge is shutting down", what="network"))
 
     async def _switch(self, resident: Resident, member: Member, known: NetworkInForce) -> None:
+        """Within the member's turn."""
         link = self._link(resident, known)
-        async with member.turn:
-            await self._apply(member, link)
-            await self._gate_policy(member, link.policy)
-            self._surround(resident)
-            member.refused = known.refused
+        await self._apply(member, link)
+        await self._gate_policy(member, link.policy)
+        self._surround(resident)
+        member.refused = known.refused
 
     async def _apply(self, member: Member, link: Link) -> None:
         fabric, policy = self._fabric(), link.policy
@@ -370,7 +357,8 @@ class Networks:
 
     def _seen(self, found: SlotFlow) -> None:
         member = self._by_slot.get(found.slot)
-        if member is not None:
+        # What the kernel still tells of the slot's last sandbox is not for the eyes of this one.
+        if member is not None and found.flow.at >= member.since:
             member.log.add(found.flow)
 
     def _drain(self) -> None:
