@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import pytest
 from dsec.gate.settings import GateSettings, MirrorService
 from dsec.model.network import MirrorRule, Policy
 from dsec.testing.gatesite import GATEWAY, Site, site_of
-from dsec.testing.internet import NAMESERVERS
+from dsec.testing.internet import HOST, NAMESERVERS
 from dsec.testing.netservices import Record, Web
 from dsec.testing.packageindex import PackageIndex, day, wheel
 
@@ -357,3 +358,43 @@ def test_a_sandbox_without_the_service_gets_nothing(site: Site) -> None:
     site.policy(Policy())
     with pytest.raises(ConnectionResetError):
         get(site, PYPI, "/simple/tool/")
+
+
+def test_a_file_that_the_index_lists_and_has_not_fails_at_once(site: Site, index: PackageIndex) -> None:
+    """Of npm no size is known before the file comes."""
+    index.add_package("gone", "1.0.0", "2024-01-01")
+    del index.web.pages["/gone/-/gone-1.0.0.tgz"]
+    assert get(site, NPM, "/gone/-/gone-1.0.0.tgz")[0] == 502
+
+
+@pytest.mark.parametrize(
+    "path", ["/../simple/tool/", "/%2e%2e/simple/tool/", "/x/%2E./../simple/tool/", "/..%2fsimple/tool/", "/..%5c..;a/simple/tool/", "/..;/x"]
+)  # fmt: skip
+def test_a_plain_mirror_leads_nowhere_but_below_its_url(site: Site, index: PackageIndex, path: str) -> None:
+    assert get(site, PLAIN, path) == (404, b"a path that leads out of the mirror\n")
+    assert index.web.requests == []
+
+
+def test_no_list_sends_the_mirror_to_the_node_or_a_private_network(site: Site, index: PackageIndex) -> None:
+    """Whoever publishes a package writes its list in part."""
+    dns_server, metadata = site.internet.dns, site.internet.metadata
+    dns_server.answer("inner.test", Record("A", "169.254.169.254"))
+    dns_server.answer("hosts.test", Record("A", HOST[0]))
+    dns_server.answer("private.test", Record("A", "10.0.0.1"))
+    for number, host in enumerate(
+        ("169.254.169.254", "[fd00:ec2::254]", "inner.test", "hosts.test", "private.test", HOST[0], "10.0.0.1")
+    ):
+        index.add_package(f"evil{number}", "1.0.0", "2024-01-01")
+        package = json.loads(index.web.pages[f"/evil{number}"])
+        package["versions"]["1.0.0"]["dist"]["tarball"] = f"http://{host}/evil{number}.tgz"
+        index.web.pages[f"/evil{number}"] = json.dumps(package).encode()
+        metadata.pages[f"/evil{number}.tgz"] = index.web.pages[f"/evil{number}/-/evil{number}-1.0.0.tgz"]
+    metadata.forget()
+    listener = site.internet.host.call(lambda: socket.create_server((HOST[0], 80)))
+    with listener:
+        for number in range(7):
+            assert get(site, NPM, f"/evil{number}/-/evil{number}.tgz")[0] == 502
+        listener.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+    assert metadata.requests == []

@@ -64,6 +64,7 @@ class Stored:
     async def begun(self) -> int:
         """The size, once it is known. Raises Refused."""
         while self.size is None and not self.done:
+            self._check()
             await self._next()
         self._check()
         assert self.size is not None

@@ -1,15 +1,18 @@
 """The mirrors' HTTP server: plain HTTP at the gateway; which sandbox asks is told by its source address, and its policy says for what date."""
 
 import asyncio
+import re
 import socket
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
+from urllib.parse import unquote
 
 from dsec.gate.catalogue import Answer, Catalogue
 from dsec.gate.credentials import Credentials, Scrubber
 from dsec.gate.files import Files, Stored
 from dsec.gate.head import Head, HeadReader, parse_head
+from dsec.gate.reach import Reach
 from dsec.gate.refusal import Refused
 from dsec.gate.relay import accept
 from dsec.gate.settings import Credential, GateSettings, MirrorService
@@ -35,16 +38,18 @@ class Mirrors:
         services: Sequence[MirrorService],
         credentials: Credentials,
         cache: Path,
+        reach: Reach,
     ) -> None:
         self._tenants = tenants
         self._settings = settings
         self._services = services
         self._credentials = credentials
         self._cache = cache
+        self._reach = reach
 
     async def serve(self, listeners: dict[str, list[socket.socket]]) -> None:
         """Serves until cancelled; then closes the listeners. `listeners`: by the service's name."""
-        async with Upstream(self._settings) as upstream, together() as group:
+        async with Upstream(self._settings, self._services, self._reach) as upstream, together() as group:
             files = Files(self._cache, self._settings, upstream, group)
             for service in self._services:
                 mirror = _Mirror(service, self._settings, upstream)
@@ -154,6 +159,8 @@ class _Mirror:
 
     async def _pass(self, wire: Wire, request: Head) -> None:
         """A plain mirror: the answer as it comes, and the end of the connection after it."""
+        if _climbs(request.target):
+            return await self._send(wire, request, _text(404, "a path that leads out of the mirror"), close=True)
         url = self._service.upstream.rstrip("/") + request.target.decode("latin-1")
         try:
             async with self._upstream.get(url, {"Accept-Encoding": "identity"}, self.credential) as answer:
@@ -164,7 +171,7 @@ class _Mirror:
                 }
                 await wire.send(_head(answer.status, kept, close=True))
                 if request.method == "HEAD":
-                    return
+                    return None
                 scrubber = Scrubber(self.credential) if self.credential else None
                 async for data in answer.content.iter_chunked(1 << 18):
                     async with asyncio.timeout(self._settings.idle_seconds):
@@ -173,6 +180,12 @@ class _Mirror:
                     await wire.send(scrubber.rest())
         except Refused as refused:
             await self._send(wire, request, _text(502, refused.detail), close=True)
+
+
+def _climbs(target: bytes) -> bool:
+    """Whether a path has a part that a client or server on the way could take for "here" or "above", written in any way."""
+    path = unquote(target.partition(b"?")[0].decode("latin-1"))
+    return any(part.partition(";")[0] in (".", "..") for part in re.split(r"[/\\]", path)) or "#" in path
 
 
 def _head(status: int, fields: dict[str, str], close: bool) -> bytes:

@@ -148,7 +148,8 @@ def _start(setup: Configure, channel: Channel, group: asyncio.TaskGroup, told: a
 
     settings = msgspec.convert(setup.settings, GateSettings)
     tenants = Tenants(group, channel.event, settings.connections_total, channel.failed)
-    names = Names(settings, Reach(setup.forbidden), channel.open)
+    reach = Reach(setup.forbidden)
+    names = Names(settings, reach, channel.open)
     credentials = Credentials(setup.credentials)
     group.create_task(channel.report())
     udp = _sockets(setup.udp)
@@ -159,7 +160,7 @@ def _start(setup: Configure, channel: Channel, group: asyncio.TaskGroup, told: a
     group.create_task(serve(lambda: resolver.serve(udp, tcp)))
     group.create_task(serve(lambda: relay.serve(relayed)))
     enter(Path(setup.cache), settings.user)
-    mirrors = Mirrors(tenants, settings, setup.services, credentials, Path())
+    mirrors = Mirrors(tenants, settings, setup.services, credentials, Path(), reach)
     mirrored = {service: _sockets(numbers) for service, numbers in setup.mirrors.items()}
     group.create_task(serve(lambda: mirrors.serve(mirrored)))
     return tenants

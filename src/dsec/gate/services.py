@@ -121,7 +121,7 @@ def _made(name: str, entry: _Entry, found: Upstream, port: int) -> tuple[Service
     if why:
         return service, None
     return service, MirrorService(
-        service=name, kind=entry.mirror, port=service.port, upstream=upstream, credential=entry.credential
+        service=name, kind=entry.mirror, port=service.port, upstream=upstream, credential=entry.credential, hosts=hosts
     )
 
 

@@ -44,7 +44,7 @@ class GateSettings:
 class MirrorService(Struct, frozen=True, kw_only=True):
     """A mirror that the gate serves at `port` of the gateway. `upstream`: base URL of the index, registry or proxy behind it.
 
-    `credential`: name of one that is sent to the upstream's host, "" for none.
+    `credential`: name of one that is sent to the upstream's host, "" for none. `hosts`: others that files may come from, wherever these are.
     """
 
     service: str
@@ -52,6 +52,7 @@ class MirrorService(Struct, frozen=True, kw_only=True):
     port: int
     upstream: str
     credential: str = ""
+    hosts: tuple[str, ...] = ()
 
 
 class Credential(Struct, frozen=True, kw_only=True):

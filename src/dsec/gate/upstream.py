@@ -1,19 +1,24 @@
 """What mirrors fetch from the servers behind them: lists of releases, and files onto disk. Redirects are followed, secrets do not follow them."""
 
 import asyncio
+import ipaddress
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies
 
 import aiohttp
+import dns.asyncresolver
 import dns.exception
+from aiohttp import ThreadedResolver
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from dsec.gate.names import resolver_of
+from dsec.gate.reach import Reach
 from dsec.gate.refusal import Refused
-from dsec.gate.settings import Credential, GateSettings
+from dsec.gate.settings import Credential, GateSettings, MirrorService
 
 __all__ = ["LONGEST_INDEX", "Flights", "Upstream"]
 
@@ -23,19 +28,54 @@ _REDIRECTS = 5
 _REDIRECTED = frozenset({301, 302, 303, 307, 308})
 
 
-class _Resolver(AbstractResolver):
-    """Asks the nameservers of the gate's settings."""
+class _Ways:
+    """Where mirrors go: to the operator's own hosts wherever these are, and to others, which lists of packages and redirects name, as a sandbox
+    may: not to the node, its neighbours or a private network. A proxy of the environment is the operator's too."""
 
-    def __init__(self, settings: GateSettings) -> None:
-        self._dns = resolver_of(settings)
+    def __init__(self, services: Sequence[MirrorService], reach: Reach) -> None:
+        urls = [service.upstream for service in services] + list(getproxies().values())
+        self._own = {urlsplit(url).hostname for url in urls} | {host for service in services for host in service.hosts}
+        self._reach = reach
+
+    def lead(self, host: str, address: str) -> bool:
+        """Whether a connection for `host` may go to `address`."""
+        return host in self._own or self._reach.may(address, ())
+
+    def check(self, url: str) -> None:
+        """Raises Refused(`upstream`) for a URL with an address instead of a name, where that may not be reached: nobody resolves it."""
+        host = urlsplit(url).hostname or ""
+        try:
+            address = str(ipaddress.ip_address(host))
+        except ValueError:
+            return
+        if not self.lead(host, address):
+            raise Refused("upstream", "the server behind the mirror names an address that is not reached for it")
+
+
+class _Resolver(AbstractResolver):
+    """Asks the nameservers of the gate's settings, else as the host does, and leaves out addresses that `ways` do not lead to."""
+
+    def __init__(self, settings: GateSettings, ways: _Ways) -> None:
+        self._dns = resolver_of(settings) if settings.nameservers else None
+        self._host = ThreadedResolver()
+        self._ways = ways
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
+        found = await (
+            self._host.resolve(host, port, family) if self._dns is None else self._ask(self._dns, host, port)
+        )
+        good = [each for each in found if self._ways.lead(host, each["host"])]
+        if found and not good:
+            raise OSError(f"{host} leads to addresses that are not reached for it")
+        return good
+
+    async def _ask(self, resolver: dns.asyncresolver.Resolver, host: str, port: int) -> list[ResolveResult]:
         found: list[ResolveResult] = []
         for kind, one in (("A", socket.AF_INET), ("AAAA", socket.AF_INET6)):
             try:
-                answer = await self._dns.resolve(host, kind, search=False, raise_on_no_answer=False)
+                answer = await resolver.resolve(host, kind, search=False, raise_on_no_answer=False)
             except dns.exception.DNSException as error:
                 if found:
                     break
@@ -53,12 +93,13 @@ class _Resolver(AbstractResolver):
 class Upstream:
     """One HTTP client for all mirrors; a context manager."""
 
-    def __init__(self, settings: GateSettings) -> None:
+    def __init__(self, settings: GateSettings, services: Sequence[MirrorService], reach: Reach) -> None:
         self._settings = settings
+        self._ways = _Ways(services, reach)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "Upstream":
-        resolver = _Resolver(self._settings) if self._settings.nameservers else None
+        resolver = _Resolver(self._settings, self._ways)
         self._session = aiohttp.ClientSession(
             timeout=_TIMEOUT, auto_decompress=True, trust_env=True, headers={"User-Agent": "dsec-mirror"},
             connector=aiohttp.TCPConnector(limit=self._settings.downloads * 2, resolver=resolver),
@@ -78,6 +119,7 @@ class Upstream:
         origin = urlsplit(url)
         try:
             for _ in range(_REDIRECTS + 1):
+                self._ways.check(url)
                 split = urlsplit(url)
                 sent = dict(headers or {})
                 if credential is not None and (split.scheme, split.netloc) == (origin.scheme, origin.netloc):
