@@ -206,6 +206,7 @@ def test_limits_hold(place: Place) -> None:
         assert probe(box, ["tcp", OPEN4, 7]) == ["ok hello"]
 
 
+@pytest.mark.leaves("the node that all tests here share, started anew")
 def test_kill_9_changes_nothing_inside(place: Place) -> None:
     box = place.box(network_phases={"one": ECHO | A, "two": ECHO})
     box.set_phase("two")
