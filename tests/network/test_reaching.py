@@ -1,6 +1,11 @@
 """Into a sandbox: HTTP, a WebSocket, a tunnel and a link, through the API of a real node; nothing listens on the host for them."""
 
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 
@@ -71,3 +76,23 @@ def test_ping_and_low_ports_need_no_capability(place: Place) -> None:
         found = probe(box, ["ping", PLAIN[0]], ["ping", PLAIN[1]], ["listens", 80], ["tcp", PLAIN[0], 7], user="agent")
         assert found[:3] == ["ok type=0", "ok type=129", "ok 80"], found
         assert not found[3].startswith("ok")
+
+
+def test_a_forwarded_port_ends_without_a_word(place: Place) -> None:
+    with place.box() as box:
+        box.start([PYTHON, "-c", PROBES], stdin=json.dumps([["serves", 5432]]).encode())
+        until(lambda: probe(box, ["tcp", "127.0.0.1", 5432]) == ["ok hello"])
+        words = [sys.executable, "-m", "dsec", "port-forward", box.id, "0:5432"]
+        env = {**os.environ, "DSEC_URL": place.node.url, "DSEC_API_KEY": place.node.api_key}
+        with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as forward:
+            assert forward.stdout is not None and forward.stderr is not None
+            where, _, _ = forward.stdout.readline().partition(" ")
+            host, _, port = where.partition(":")
+            with socket.create_connection((host, int(port)), timeout=20) as first:
+                first.sendall(b"hello")
+                assert first.recv(100) == b"hello"
+            with socket.create_connection((host, int(port)), timeout=20) as kept:
+                forward.send_signal(signal.SIGINT)
+                assert kept.recv(100) == b""
+            assert forward.wait(20) == 130
+            assert forward.stderr.read().strip() == ""

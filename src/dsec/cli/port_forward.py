@@ -45,11 +45,11 @@ async def _carry(box: Sandbox, port: int, reader: asyncio.StreamReader, writer: 
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 task.cancel()
-    except* (DSecError, ConnectionError) as errors:
+    except* (DSecError, OSError) as errors:
         say(f"port {port}: {errors.exceptions[0]}")
     finally:
         writer.close()
-        with suppress(ConnectionError):
+        with suppress(OSError):
             await writer.wait_closed()
 
 
@@ -68,11 +68,15 @@ def command(url: str | None, as_json: bool, sandbox: str, port: str) -> None:
     async def work(client: DSecClient) -> None:
         box = await client.get(sandbox)
 
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             async with turns:
                 await _carry(box, inside, reader, writer)
 
-        async with await asyncio.start_server(connected, "127.0.0.1", local) as server:
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            # In a group of ours: an interrupt then ends connections without a word from the server's own tasks.
+            group.create_task(carry(reader, writer))
+
+        async with asyncio.TaskGroup() as group, await asyncio.start_server(connected, "127.0.0.1", local) as server:
             number = server.sockets[0].getsockname()[1]
             click.echo(f"127.0.0.1:{number} -> {sandbox}:{inside}")
             await server.serve_forever()
