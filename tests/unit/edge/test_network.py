@@ -114,6 +114,18 @@ async def test_a_host_without_a_fabric_refuses_by_name_and_runs_the_rest(tmp_pat
         assert (answer.status, answer.json()["code"]) == (422, "unsupported") and "no tcx" in answer.json()["detail"]
 
 
+async def test_what_was_kept_for_the_living_goes_when_they_have_ended(tmp_path: Path) -> None:
+    fabric, kernel = FakeFabric(), FakeKernel()
+    async with running(tmp_path, network=(fabric, FakeGate()), kernel=kernel) as rig:
+        box = await rig.create(replace(SPEC, network_rules={"pypi": True}))
+    fabric.broken = "a kernel of another time"
+    async with running(tmp_path, network=(fabric, FakeGate()), kernel=kernel) as rig:
+        assert fabric.views
+        assert (await rig.call(box, "DELETE")).status == 200
+        fabric.views[99] = ()
+    assert not fabric.views
+
+
 async def test_a_node_whose_networks_are_off_says_so(tmp_path: Path) -> None:
     async with running(tmp_path, why_not="networks are turned off here (network.enabled)") as rig:
         with pytest.raises(Unsupported, match=r"networks are turned off here \(network.enabled\)"):

@@ -127,6 +127,9 @@ class Networks:
             self.why_not = "the edge is shutting down"
             await gate.close()
             await self._work(fabric.close, bool(self._members))
+        elif fabric is not None and self._workers is not None and not self._journal.has_living():
+            # It could not be opened, and was kept for those that lived then; they have ended.
+            await self._work(fabric.close, False)
         if self._workers is not None:
             self._workers.shutdown()
 
