@@ -16,6 +16,7 @@ from dsec.sdk._async.tunnel import Tunnel
 __all__ = ["command"]
 
 _PIECE = 1 << 16
+_LINGER_SECONDS = 2.0
 _CONNECTIONS = 64
 
 
@@ -43,6 +44,9 @@ async def _carry(box: Sandbox, port: int, reader: asyncio.StreamReader, writer: 
         async with await box.tunnel(port) as tunnel, asyncio.TaskGroup() as group:
             tasks = [group.create_task(_outward(tunnel, writer)), group.create_task(_inward(reader, tunnel))]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # Who has said all may still wait for the answer; a tunnel cannot say that no more comes.
+            if not tasks[0].done():
+                await asyncio.wait(tasks[:1], timeout=_LINGER_SECONDS)
             for task in tasks:
                 task.cancel()
     except* (DSecError, OSError) as errors:
