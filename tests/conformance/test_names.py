@@ -7,7 +7,7 @@ import pytest
 import dsec
 from conformance.conftest import import_images
 from conformance.site import OwnNode
-from dsec.testing.node import Node
+from dsec.testing.node import Node, NodeFailed
 from dsec.testing.suite import rootfs
 from dsec.testing.suite.archives import file, folder, image, layout_files, tar, write_layout
 
@@ -26,7 +26,8 @@ async def test_names_removed_while_the_server_is_away_end_no_sandbox(tmp_path: P
         async with dsec.DSecClient(url=node.url, api_key=node.api_key) as client:
             box = await client.run_container(args)
         node.kill()
-        node.dsec("volume", "remove", "v")
+        with pytest.raises(NodeFailed, match="Conflict"):
+            node.dsec("volume", "remove", "v")
         node.dsec("image", "remove", "d:1", "box:1")
         node.start()
         async with dsec.DSecClient(url=node.url, api_key=node.api_key) as client:

@@ -115,7 +115,7 @@ async def test_refusals_are_named(client: dsec.DSecClient) -> None:
         await client.run_container(dsec.DSecContainerRunArgs(container_image=IMAGE, network_rules={"pypi": True}))
     with pytest.raises(dsec.NotFound):
         await client.run_container(dsec.DSecContainerRunArgs(container_image="no-such-image"))
-    with pytest.raises(dsec.InvalidArgument):
+    with pytest.raises(dsec.NotFound):
         await client.get("s" + "a" * 31)  # no id of this platform: its tag is wrong
     async with dsec.DSecClient(client._transport._endpoint.url, "wrong-key") as other:
         with pytest.raises(dsec.Unauthenticated):

@@ -58,7 +58,11 @@ async def test_a_restarted_server_is_told_again(tmp_path_factory: pytest.TempPat
                     f"while [ ! -e /go ]; do sleep 0.1; done; {HOG}; echo >/first; sleep 2; {HOG}; sleep 60",
                 ]
             )
-            assert [count for _, count in kills(await box.events())] == [1]
+
+            async def told() -> bool:
+                return [count for _, count in kills(await box.events())] == [1]
+
+            await eventually(told)
             await box.files.write("/go", b"")
 
             async def first() -> bool:

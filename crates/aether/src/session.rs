@@ -288,7 +288,8 @@ async fn begin(aether: &Rc<Aether>, request: &OpenSessionRequest) -> Result<Rc<S
 /// Sends the shell its opening and waits until it answers.
 async fn answer(pipes: &mut Pipes, chronus: &mut Chronus, script: &[u8]) -> Result<(), Failure> {
     let written = pipes.control.write_all(script).await;
-    written.map_err(|_| Failure::runtime("the shell takes no commands"))?;
+    // A program that is no shell may have ended before it read anything: the same refusal as when it ends a moment later.
+    written.map_err(|_| Failure::new("unsupported", "session", "the shell takes no commands"))?;
     wait_ready(pipes, chronus).await
 }
 
