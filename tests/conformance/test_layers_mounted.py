@@ -1,5 +1,6 @@
 """Layers as the kernel shows them: every attribute and byte, through the real mount (design rows IM1, IM3, IM4, IM5, IM6, IM9)."""
 
+import asyncio
 import hashlib
 import os
 import random
@@ -228,6 +229,24 @@ def images(shelf: Shelf, **config: float) -> NodeImages:
     node = NodeImages(shelf.state, shelf.layers, shelf.names, CLOCK, config=MountsConfig(**config))  # type: ignore[arg-type]
     node.open()
     return node
+
+
+async def test_a_layer_given_up_while_it_was_being_mounted_is_nobodys_mount(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.import_image("base", archive(tmp_path, [file("f", b"base")]))
+    node = images(shelf, idle_mounts=0)
+    composition = node.compose("base", None, [])
+    for turns in range(4):
+        holding = asyncio.ensure_future(node.mounts(composition, "s"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        holding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await holding
+        await node.release("s")
+        assert mounted_below(shelf.state / "mnt") == []
+    assert len(await node.mounts(composition, "s")) == 1
+    await node.release("s")
+    assert mounted_below(shelf.state / "mnt") == []
 
 
 async def test_layers_are_mounted_once_held_and_let_go(shelf: Shelf, tmp_path: Path) -> None:

@@ -169,14 +169,25 @@ class NodeImages:
         mount = self._mounts.get(digest)
         if mount is None:
             async with self._lock:
-                mount = self._mounts.get(digest)
-                if mount is None:
-                    mount = await asyncio.to_thread(self._mount, digest)
-                    self._mounts[digest] = mount
+                mount = self._mounts.get(digest) or await self._mounted(digest)
         self._idle.pop(digest, None)
         self._holders.setdefault(digest, set()).add(holder)
         self._held.setdefault(holder, set()).add(digest)
         return mount
+
+    async def _mounted(self, digest: str) -> Mount:
+        """Mounts a layer, which is idle then. A caller that is cancelled goes when it is mounted, so that no mount is nobody's."""
+        making = asyncio.get_running_loop().run_in_executor(None, self._mount, digest)
+        try:
+            await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await asyncio.wait([making])
+            raise
+        finally:
+            if making.done() and making.exception() is None:
+                self._mounts[digest] = making.result()
+                self._idle[digest] = self._clock.monotonic()
+        return self._mounts[digest]
 
     def _let_go(self, digest: str, holder: str) -> None:
         mine = self._held.get(holder)
