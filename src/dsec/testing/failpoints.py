@@ -190,7 +190,7 @@ def _apart(home: int) -> bool:
 def _kcmp(one: int, other: int) -> int:
     """0 where both processes have one table of descriptors (kcmp(2), KCMP_FILES); -1 where one of them is gone."""
     number = {"x86_64": 312, "aarch64": 272}[os.uname().machine]
-    return ctypes.CDLL(None).syscall(number, one, other, 2, 0, 0)
+    return int(ctypes.CDLL(None).syscall(number, one, other, 2, 0, 0))
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
