@@ -1,6 +1,5 @@
 """Into a port of the sandbox: HTTP requests and raw tunnels, through aether. What answers there is hostile."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Any
 
@@ -8,11 +7,11 @@ import h11
 
 from dsec.edge.door import Door
 from dsec.edge.execution import failed, opened
-from dsec.edge.portsockets import OWN_HEADERS, InnerSocket, pumped
+from dsec.edge.portsockets import OWN_HEADERS, InnerSocket, pumped, until_one_ends
 from dsec.model import aether as wire
 from dsec.model.errors import InvalidArgument, NotFound, SandboxLost, Unavailable
 from dsec.ports.agent import Channel
-from dsec.web import Call, Socket, SocketGone, Stream
+from dsec.web import Call, Socket, Stream
 
 __all__ = ["PortProxy"]
 
@@ -185,24 +184,7 @@ class PortProxy:
             async with opened(resident, wire.ConnectRequest(port=port)) as channel:
                 await _connected(channel)
                 await socket.accept()
-                failures: list[Exception] = []
-
-                async def kept(part: Any) -> None:
-                    try:
-                        await part
-                    except SocketGone:
-                        return
-                    except Exception as error:  # noqa: BLE001 - raised below, outside the group, which would wrap it
-                        failures.append(error)
-
-                async with asyncio.TaskGroup() as group:
-                    outward = group.create_task(kept(_outward(channel, socket)))
-                    inward = group.create_task(kept(_inward(channel, socket)))
-                    await asyncio.wait((outward, inward), return_when=asyncio.FIRST_COMPLETED)
-                    outward.cancel()
-                    inward.cancel()
-                if failures:
-                    raise failures[0]
+                await until_one_ends(_outward(channel, socket), _inward(channel, socket))
 
 
 async def _connected(channel: Channel) -> None:

@@ -1,6 +1,7 @@
 """WebSockets to a port of the sandbox, through its HTTP: our handshake inside, the caller's outside. What answers there is hostile."""
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 from websockets.client import ClientProtocol
@@ -16,7 +17,7 @@ from dsec.model.errors import Unavailable
 from dsec.ports.agent import Channel
 from dsec.web import Socket, SocketGone
 
-__all__ = ["OWN_HEADERS", "InnerSocket", "pumped"]
+__all__ = ["OWN_HEADERS", "InnerSocket", "pumped", "until_one_ends"]
 
 MESSAGE_MAX = 2 << 20
 OWN_HEADERS = frozenset(
@@ -118,7 +119,6 @@ class InnerSocket:
 
 async def pumped(inner: InnerSocket, socket: Socket) -> None:
     """Carries messages both ways until one side ends; then the other is closed."""
-    failures: list[Exception] = []
 
     async def outward() -> None:
         while (message := await inner.receive()) is not None:
@@ -129,7 +129,14 @@ async def pumped(inner: InnerSocket, socket: Socket) -> None:
         while True:
             await inner.send(await socket.receive())
 
-    async def kept(part: Any) -> None:
+    await until_one_ends(outward(), inward())
+
+
+async def until_one_ends(outward: Coroutine[Any, Any, None], inward: Coroutine[Any, Any, None]) -> None:
+    """Runs both ways of a connection until one ends, then the other is cancelled. A socket that is gone is an end like any other."""
+    failures: list[Exception] = []
+
+    async def kept(part: Coroutine[Any, Any, None]) -> None:
         try:
             await part
         except SocketGone:
@@ -138,7 +145,7 @@ async def pumped(inner: InnerSocket, socket: Socket) -> None:
             failures.append(error)
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(kept(outward())), group.create_task(kept(inward()))]
+        tasks = [group.create_task(kept(outward)), group.create_task(kept(inward))]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
