@@ -26,11 +26,8 @@ class Pages(http.server.BaseHTTPRequestHandler):
         key = self.headers.get("Sec-WebSocket-Key")
         if key:
             said = base64.b64encode(hashlib.sha1((key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest()).decode()
-            self.send_response(101)
-            for name, value in (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", said)):
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(bytes([0x81, 5]) + b"hello" + bytes([0x88, 2, 3, 232]))
+            head = "HTTP/1.1 101 x\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\nSec-WebSocket-Accept: " + said + "\\r\\n\\r\\n"
+            self.wfile.write(head.encode() + bytes([0x81, 5]) + b"hello" + bytes([0x88, 2, 3, 232]))
             return
         told = (self.path + " " + str(self.headers.get("Authorization"))).encode()
         self.send_response(200)

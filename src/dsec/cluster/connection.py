@@ -28,6 +28,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._idle_bytes = 0
         self._in_head = False
         self._in_body = False
+        self._is_socket = False
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -41,12 +42,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._idle_bytes += len(data)
         super().data_received(data)
-        if self.transport.is_closing():
+        if self._is_socket or self.transport.is_closing():
             return
         if self._idle_bytes > HEAD_BYTES:
             self._refuse(TooLarge(f"a request's head has at most {HEAD_BYTES} bytes", limit=HEAD_BYTES), 431)
         elif not self._in_body and self._deadline is None:
             self._await_head()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._is_socket = True  # the transport is another protocol's from here on, and so are its times
+        self._came()
+        super().handle_websocket_upgrade()
 
     def on_message_begin(self) -> None:
         self._in_head = True

@@ -1,6 +1,7 @@
 """WebSockets to a port of the sandbox, through its HTTP: our handshake inside, the caller's outside. What answers there is hostile."""
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
@@ -9,6 +10,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import InvalidHandshake, ProtocolError
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
+from websockets.protocol import Event
 from websockets.uri import parse_uri
 
 from dsec.edge.execution import failed
@@ -35,6 +37,7 @@ class InnerSocket:
             parse_uri(f"ws://127.0.0.1:{port}/"), subprotocols=subprotocols or None, max_size=MESSAGE_MAX  # type: ignore[arg-type]
         )  # fmt: skip
         self._target = target
+        self._events: deque[Event] = deque()
         self._parts: list[bytes] = []
         self._text = False
         self._sending = asyncio.Lock()
@@ -46,8 +49,8 @@ class InnerSocket:
         self._peer.send_request(Request(self._target, fields))
         await self._flush()
         while True:
-            for event in self._peer.events_received():
-                if isinstance(event, Response) and self._peer.handshake_exc is None:
+            while self._events:  # frames may have come with the response: they stay for receive()
+                if isinstance(self._events.popleft(), Response) and self._peer.handshake_exc is None:
                     return self._peer.subprotocol
             error = self._peer.handshake_exc
             if error is not None:
@@ -66,6 +69,7 @@ class InnerSocket:
             return False
         else:
             raise failed(frame)
+        self._events.extend(self._peer.events_received())
         await self._flush()
         return True
 
@@ -78,12 +82,13 @@ class InnerSocket:
     async def receive(self) -> bytes | str | None:
         """The next whole message; None at the end."""
         while True:
-            for event in self._peer.events_received():
+            while self._events:
+                event = self._events.popleft()
                 found = self._message(event) if isinstance(event, Frame) else None
                 if found is not None:
                     return found
-            if self._peer.close_code is not None and self._peer.close_expected():
-                return None
+            if self._peer.close_rcvd is not None or self._peer.parser_exc is not None:
+                return None  # what answers inside need not close its end
             if not await self._fill():
                 return None
 
@@ -112,9 +117,12 @@ class InnerSocket:
     @property
     def close(self) -> tuple[int, str]:
         """How the program inside closed it, as far as that may be passed on: else 1001."""
-        code, reason = self._peer.close_code, self._peer.close_reason
-        allowed = code is not None and (code in (1000, 1001, 1003) or 1007 <= code <= 1011 or 3000 <= code < 4000)
-        return (code or 1001, reason or "") if allowed else (1001, "")
+        said = self._peer.close_rcvd
+        if said is None:
+            return 1001, ""
+        code, reason = said.code, said.reason
+        allowed = code in (1000, 1001, 1003) or 1007 <= code <= 1011 or 3000 <= code < 4000
+        return (code, reason) if allowed else (1001, "")
 
 
 async def pumped(inner: InnerSocket, socket: Socket) -> None:

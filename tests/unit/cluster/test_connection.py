@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
+from websockets.asyncio.client import connect
 from websockets.http11 import Request
 
 from dsec.cluster import connection
@@ -20,6 +21,12 @@ CALLS: list[list[tuple[bytes, bytes]]] = []
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
     CALLS.append(scope["headers"])
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (said := await receive())["type"] == "websocket.receive":
+            await send({"type": "websocket.send", "text": said["text"]})
+        return
     while scope["path"] == "/read" and (await receive()).get("more_body"):
         pass
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
@@ -122,6 +129,17 @@ async def test_a_body_that_nobody_reads_any_more_has_an_end(tmp_path: Path, monk
         writer.write(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\na")
         async with asyncio.timeout(5):
             assert (await reader.read()).endswith(b"ok")
+
+
+async def test_a_websocket_lives_longer_than_a_head_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.1)
+    async with served(tmp_path) as (_, writer):
+        host, port = writer.get_extra_info("peername")[:2]
+        async with connect(f"ws://{host}:{port}/") as talk:
+            for word in ("one", "two"):
+                await asyncio.sleep(0.25)
+                await talk.send(word)
+                assert await talk.recv() == word
 
 
 class Wire:

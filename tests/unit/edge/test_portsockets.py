@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import websockets
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.utils import accept_key
 
 from dsec.edge.portsockets import MESSAGE_MAX, InnerSocket, pumped
 from dsec.model import aether as wire
@@ -121,5 +122,33 @@ async def test_a_port_that_answers_otherwise_is_named() -> None:
             inner = InnerSocket(TcpChannel(reader, writer), port, "/", [])  # type: ignore[arg-type]
             with pytest.raises(Unavailable, match="does not take a WebSocket"):
                 await inner.open([])
+        finally:
+            writer.close()
+
+
+async def test_messages_that_come_with_the_handshake_are_kept_and_a_close_needs_no_end_of_stream() -> None:
+    async def at_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        key = next(
+            line.partition(": ")[2] for line in head.split("\r\n") if line.lower().startswith("sec-websocket-key")
+        )
+        writer.write(
+            b"HTTP/1.1 101 x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: "
+            + accept_key(key).encode()
+            + b"\r\n\r\n\x81\x05hello\x81\x03you\x88\x02\x0b\xb9"
+        )
+        await writer.drain()
+        await reader.read()  # until the caller goes: this end never closes
+        writer.close()
+
+    async with await asyncio.start_server(at_once, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        inner = InnerSocket(TcpChannel(reader, writer), port, "/", [])  # type: ignore[arg-type]
+        try:
+            async with asyncio.timeout(5):
+                await inner.open([])
+                assert [await inner.receive() for _ in range(3)] == ["hello", "you", None]
+            assert inner.close == (3001, "")
         finally:
             writer.close()
