@@ -24,7 +24,7 @@ from dsec.edge.node import NodeSettings
 from dsec.edge.operations import OperationSettings
 from dsec.edge.pulse import PulseSettings
 from dsec.gate.settings import GateSettings
-from dsec.images.mounts import MountsConfig
+from dsec.images.settings import ImagesSettings
 from dsec.kernel.network import FabricSettings
 from dsec.model.errors import InvalidArgument
 from dsec.model.settings import setting
@@ -57,7 +57,7 @@ class Config:
     operations: OperationSettings
     pulse: PulseSettings
     container: ContainerOptions
-    images: MountsConfig
+    images: ImagesSettings
     network: NetworkSettings
     fabric: FabricSettings
     gate: GateSettings

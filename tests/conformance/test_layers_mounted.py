@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from dsec.images.importing import BuildArgs, Quiet
-from dsec.images.mounts import MountsConfig, NodeImages, mounted_below
+from dsec.images.mounts import NodeImages, mounted_below
+from dsec.images.settings import ImagesSettings
 from dsec.images.store import DATA, META
 from dsec.images.verify import verify
 from dsec.kernel.mounts import mount, mount_erofs, umount
@@ -226,7 +227,7 @@ def test_three_hundred_thousand_files(shelf: Shelf, tmp_path: Path) -> None:
 
 
 def images(shelf: Shelf, **config: float) -> NodeImages:
-    node = NodeImages(shelf.state, shelf.layers, shelf.names, CLOCK, config=MountsConfig(**config))  # type: ignore[arg-type]
+    node = NodeImages(shelf.state, shelf.layers, shelf.names, CLOCK, config=ImagesSettings(**config))  # type: ignore[arg-type]
     node.open()
     return node
 

@@ -9,10 +9,10 @@ import asyncio
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dsec.images.names import NameStore
+from dsec.images.settings import ImagesSettings
 from dsec.images.store import DATA, META, LayerStore
 from dsec.images.volumes import Volumes
 from dsec.kernel.erofs import cached_bytes
@@ -21,22 +21,13 @@ from dsec.kernel.mounts import mount_erofs, umount
 from dsec.model.errors import ImageUnavailable, InvalidArgument, NotFound
 from dsec.model.layers import Composition, LayerKind
 from dsec.model.plan import Mount
-from dsec.model.settings import setting
 from dsec.model.spec import MountSpec
 from dsec.model.views import ImageView
 from dsec.ports.clock import Clock
 
-__all__ = ["MountsConfig", "NodeImages", "mounted_below"]
+__all__ = ["NodeImages", "mounted_below"]
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
-
-
-@dataclass(frozen=True)
-class MountsConfig:
-    """Settings of the mounts of layers."""
-
-    idle_mounts: int = setting(256, "layers that stay mounted though no sandbox holds them, at most")
-    idle_seconds: float = setting(600.0, "seconds that a layer stays mounted though no sandbox holds it")
 
 
 def mounted_below(folder: Path) -> list[Path]:
@@ -63,14 +54,14 @@ class NodeImages:
         clock: Clock,
         *,
         volumes: Volumes | None = None,
-        config: MountsConfig | None = None,
+        config: ImagesSettings | None = None,
     ) -> None:
         self._folder = state.resolve() / "mnt"
         self._layers = layers
         self._names = names
         self._clock = clock
         self._volumes = volumes
-        self._config = config or MountsConfig()
+        self._config = config or ImagesSettings()
         self._mounts: dict[str, Mount] = {}
         self._holders: dict[str, set[str]] = {}
         self._held: dict[str, set[str]] = {}
