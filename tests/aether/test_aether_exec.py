@@ -74,6 +74,17 @@ async def test_bytes_pass_unchanged(box: Box) -> None:
     assert (ran.out, ran.err) == (b"out", b"err")
 
 
+async def test_small_pieces_are_gathered_and_all_of_them_come(box: Box) -> None:
+    message = request(["sh", "-c", "i=0; while [ $i -lt 20000 ]; do echo $i; i=$((i+1)); done"])
+    frames: list[bytes] = []
+    async with await box.agent.begin(message) as channel:
+        while not isinstance(frame := await channel.receive(), wire.EndedReply):
+            if isinstance(frame, tuple):
+                frames.append(frame[1])
+    assert b"".join(frames) == b"".join(b"%d\n" % i for i in range(20000))
+    assert len(frames) < 2000, "a turn for every line is what a neighbour would pay for"
+
+
 async def test_much_output_on_both_streams_waits_for_the_reader(box: Box) -> None:
     ran = await box.sh("head -c 20000000 /dev/zero & head -c 20000000 /dev/zero >&2; wait")
     assert (len(ran.out), len(ran.err)) == (20_000_000, 20_000_000)

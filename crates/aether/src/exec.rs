@@ -13,7 +13,7 @@ use crate::command::{Child, Ends, Prepared, Spec, Start};
 use crate::connection::Stop;
 use crate::failure::Failure;
 use crate::process::Process;
-use crate::stream::{Scratch, Stream};
+use crate::stream::{Pace, Scratch, Stream};
 use crate::Aether;
 
 /// Bytes taken of a stream at once.
@@ -145,11 +145,13 @@ impl Pump {
         let mut open = [true, self.ends.stderr.is_some()];
         let exit = self.process.exit.clone();
         let mut waiting = start;
+        let mut pace = Pace::default();
         let end = loop {
             let stream = tokio::select! {
                 end = exit.wait() => break end,
-                ready = self.ends.stdout.readable(), if open[0] => ready.map(|()| 0),
-                ready = readable(self.ends.stderr.as_ref()), if open[1] => ready.map(|()| 1),
+                () = pace.gathered(), if pace.is_gathering() => continue,
+                ready = self.ends.stdout.readable(), if open[0] && !pace.is_gathering() => ready.map(|()| 0),
+                ready = readable(self.ends.stderr.as_ref()), if open[1] && !pace.is_gathering() => ready.map(|()| 1),
                 () = tokio::time::sleep(PATIENCE), if waiting.is_some() => {
                     match waiting.and_then(Start::judge) {
                         None => {}
@@ -172,6 +174,7 @@ impl Pump {
                 Ok(Some(size)) => {
                     waiting = None;
                     sink.put(self, stream, size).await?;
+                    pace.took(size);
                     if let Some(source) = end(&self.ends, stream) {
                         self.buffer.grow(size, source);
                     }

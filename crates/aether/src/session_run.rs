@@ -13,7 +13,7 @@ use crate::connection::Stop;
 use crate::failure::Failure;
 use crate::ring::Ring;
 use crate::session::{nonce, Between, Pipes, Session};
-use crate::stream::Scratch;
+use crate::stream::{Pace, Scratch};
 use crate::Aether;
 
 /// How long an interrupted shell may take to be back before the session is ended.
@@ -149,6 +149,7 @@ impl Run<'_> {
         let mut written = false;
         let mut open = [true; 2];
         let mut status = [0; 512];
+        let mut pace = Pace::default();
         loop {
             let stream = tokio::select! {
                 biased;
@@ -166,8 +167,9 @@ impl Run<'_> {
                     }
                     continue;
                 }
-                ready = pipes.output[0].readable(), if open[0] => ready.map(|()| 0),
-                ready = pipes.output[1].readable(), if open[1] => ready.map(|()| 1),
+                () = pace.gathered(), if pace.is_gathering() => continue,
+                ready = pipes.output[0].readable(), if open[0] && !pace.is_gathering() => ready.map(|()| 0),
+                ready = pipes.output[1].readable(), if open[1] && !pace.is_gathering() => ready.map(|()| 1),
                 () = tokio::time::sleep(Duration::from_millis(3)), if writer.is_holding() => {
                     writer.flush().await?;
                     continue;
@@ -179,6 +181,7 @@ impl Run<'_> {
                     self.totals[stream] += size as u64;
                     writer.data(FRAMES[stream], self.buffer.read(size)).await?;
                     self.buffer.grow(size, &pipes.output[stream]);
+                    pace.took(size);
                 }
                 Ok(None) => {}
             }

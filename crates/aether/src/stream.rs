@@ -2,9 +2,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
+use tokio::time::Instant;
 
 /// One end of a pipe, or the master of a terminal.
 pub struct Stream(AsyncFd<OwnedFd>);
@@ -106,6 +108,40 @@ impl Scratch {
             let _ = rustix::pipe::fcntl_setpipe_size(source.as_fd(), LARGE);
         }
         self.bytes = vec![0; (size * 4).min(LARGE)];
+    }
+}
+
+/// Lets small pieces that come one upon another gather in the pipe: each costs aether, the edge and the client a turn,
+/// whatever its size. Pieces that are large, or alone, are passed on at once.
+#[derive(Default)]
+pub struct Pace {
+    last: Option<Instant>,
+    until: Option<Instant>,
+}
+
+const SMALL_PIECE: usize = 32 * 1024;
+const CLOSE: Duration = Duration::from_millis(4);
+const GATHERING: Duration = Duration::from_millis(1);
+
+impl Pace {
+    /// To be called after a read of `size` bytes.
+    pub fn took(&mut self, size: usize) {
+        let now = Instant::now();
+        let close = self.last.is_some_and(|last| now - last < CLOSE);
+        self.until = (close && size < SMALL_PIECE).then(|| now + GATHERING);
+        self.last = Some(now);
+    }
+
+    pub fn is_gathering(&self) -> bool {
+        self.until.is_some()
+    }
+
+    /// Waits until it is time to read again; at once where nothing gathers.
+    pub async fn gathered(&mut self) {
+        if let Some(until) = self.until {
+            tokio::time::sleep_until(until).await;
+            self.until = None;
+        }
     }
 }
 
