@@ -14,7 +14,20 @@ ROOT = Path(__file__).parents[2]
 CORPUS = Path(__file__).parent / "corpus"
 PROGRAM = ROOT / "target/fuzzing/dsec-fuzz"
 RUST = ("stream", "messages", "chronus", "erofs")
-GUIDED = ("tar", "raw_tar", "layers", "unpack", "imports", "download", "upload", "replies", "api", "proxy")
+GUIDED = (
+    "tar",
+    "raw_tar",
+    "layers",
+    "unpack",
+    "imports",
+    "dockerfile",
+    "patterns",
+    "download",
+    "upload",
+    "replies",
+    "api",
+    "proxy",
+)
 LIVE = ("aether", "node", "bytes")
 LONGEST = 8192
 SLOWEST = 10

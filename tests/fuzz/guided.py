@@ -14,6 +14,8 @@ TARGETS: dict[str, tuple[str, tuple[str, ...]]] = {
     "layers": ("archives", ("dsec.rules.compose", "dsec.images.tar")),
     "unpack": ("archives", ("dsec.images.spool",)),
     "imports": ("archives", ("dsec.images",)),
+    "dockerfile": ("builds", ("dsec.rules",)),
+    "patterns": ("builds", ("dsec.rules.patterns", "dsec.rules.scrub")),
     "download": ("download", ("dsec.sdk",)),
     "upload": ("download", ("dsec.sdk",)),
     "replies": ("replies", ("dsec.edge.agent",)),

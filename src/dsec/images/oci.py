@@ -69,6 +69,7 @@ class _Run(Struct, frozen=True, rename="pascal"):
     entrypoint: tuple[str, ...] | None = None
     cmd: tuple[str, ...] | None = None
     labels: dict[str, str] | None = None
+    exposed_ports: dict[str, msgspec.Raw] | None = None
 
 
 class _RootFs(Struct, frozen=True):
@@ -170,6 +171,7 @@ def config_of(raw: bytes, wanted: Platform) -> tuple[ImageConfig, tuple[str, ...
         entrypoint=run.entrypoint or (),
         cmd=run.cmd or (),
         labels=run.labels or {},
+        exposed_ports=tuple(sorted(run.exposed_ports or ())),
         architecture=given.architecture,
         os=given.os,
     )

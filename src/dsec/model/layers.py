@@ -24,7 +24,7 @@ class Blob(Struct, frozen=True, kw_only=True):
 
 
 class ImageConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The part of the OCI image config that a sandbox honours; env as "K=V" in order. Source: OCI image spec, config.md."""
+    """The part of the OCI image config that a sandbox honours; env as "K=V" in order, exposed_ports as "80/tcp". Source: OCI image spec, config.md."""
 
     env: tuple[str, ...] = ()
     user: str = ""
@@ -32,6 +32,7 @@ class ImageConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
     labels: dict[str, str] = {}
+    exposed_ports: tuple[str, ...] = ()
     architecture: str = ""
     os: str = ""
 
@@ -60,7 +61,7 @@ class LayerManifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class NameRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A name of the store and the layer that it stands for: where it came from, and when (Unix seconds), for people.
 
-    `notes`: what the import left out, one sentence each.
+    `notes`: what the import left out, one sentence each. `project`: whose it is, "" is everyone's (the operator's own).
     """
 
     name: str
@@ -68,6 +69,7 @@ class NameRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: str = ""
     created: float = 0.0
     notes: tuple[str, ...] = ()
+    project: str = ""
 
 
 class Composition(Struct, frozen=True, kw_only=True):
