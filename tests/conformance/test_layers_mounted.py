@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from dsec.images.importing import BuildArgs, Quiet
+from dsec.images.making import DATA, INDEX, META
 from dsec.images.mounts import NodeImages, mounted_below
 from dsec.images.settings import ImagesSettings
-from dsec.images.store import DATA, META
 from dsec.images.verify import verify
 from dsec.kernel.mounts import mount, mount_erofs, umount
 from dsec.model.errors import Conflict, ImageUnavailable, InvalidArgument, NotFound
@@ -154,7 +154,7 @@ def test_damage_is_found_and_named(shelf: Shelf, tmp_path: Path) -> None:
         data.seek(raw.index(b"2" * 100) + 4500)
         data.write(b"!")
     report = verify(shelf.layers, digest, Quiet())
-    assert [(d.path, d.what) for d in report.damages] == [("two", "other bytes")]
+    assert {(d.path, d.what) for d in report.damages} == {("data", "chunk 1 has other bytes"), ("two", "other bytes")}
     (place / DATA).write_bytes(raw)
     assert verify(shelf.layers, digest, Quiet()).ok
     meta = bytearray((place / META).read_bytes())
@@ -164,7 +164,7 @@ def test_damage_is_found_and_named(shelf: Shelf, tmp_path: Path) -> None:
         (place / META).write_bytes(changed)
         assert not verify(shelf.layers, digest, Quiet()).ok
     (place / META).write_bytes(meta)
-    for name in (META, DATA, "files.zst"):
+    for name in (META, DATA, INDEX, "files.zst"):
         kept = (place / name).read_bytes()
         (place / name).write_bytes(kept[:-1])
         assert not verify(shelf.layers, digest, Quiet()).ok

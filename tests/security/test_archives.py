@@ -10,8 +10,8 @@ import pytest
 
 from dsec.images.importing import BuildArgs
 from dsec.images.inputs import ImportConfig
+from dsec.images.making import FILES
 from dsec.images.records import read_records
-from dsec.images.store import FILES
 from dsec.model.errors import DSecError, InvalidArgument
 from dsec.model.layers import LayerKind
 from imagekit import Shelf, file, folder, image, layout_files, link, other, symlink, tar, write_layout
@@ -36,7 +36,7 @@ def listing(root: Path) -> dict[str, tuple[int, int, bytes]]:
 
 
 def seen(shelf: Shelf, digest: str) -> dict[str, bytes]:
-    _, records = read_records(shelf.layers.directory(digest) / FILES)
+    records = read_records(shelf.layers.directory(digest) / FILES)
     return {r.path.decode(): r.target for r in records}
 
 
@@ -83,9 +83,9 @@ def test_symlinks_lead_nowhere_but_into_the_image(shelf: Shelf, tmp_path: Path) 
     assert listing(tmp_path) == before
     assert str(tmp_path / "secret").lstrip("/") in found and "up-file" in found
     assert found["abs"] == b"/usr/bin/python3" and found["out"] == str(tmp_path).encode()
-    # The store holds its own four files under the digest's name, and nothing with a name from the archive.
+    # The store holds its own five files under the digest's name, and nothing with a name from the archive.
     (layer,) = (shelf.state / "layers").glob("[0-9a-f]*")
-    assert sorted(os.listdir(layer)) == ["data", "files.zst", "manifest.json", "meta.erofs"]
+    assert sorted(os.listdir(layer)) == ["data", "files.zst", "index", "manifest.json", "meta.erofs"]
 
 
 def test_a_layout_cannot_name_files_of_the_host(shelf: Shelf, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The data blob of a layer: contents at block boundaries, equal ones once, hashed by file, by chunk and as a whole."""
+"""The data blob of a layer: contents at block boundaries, equal ones once, hashed by file and as a whole."""
 
 import hashlib
 from collections import Counter, deque
@@ -12,18 +12,19 @@ from dsec.images.records import FileRecord, record_of
 from dsec.kernel.erofs import BLOCK_BYTES
 from dsec.model.errors import ImageUnavailable
 from dsec.model.tree import Content, EntryKind, TreeEntry
+from dsec.rules.chunks import Cutter
 from dsec.rules.compose import shown
 
-__all__ = ["CHUNK_BYTES", "BlobWriter", "write_contents"]
+__all__ = ["BlobWriter", "write_contents"]
 
-CHUNK_BYTES = 1 << 20
+_PIECE = 1 << 20
 _AHEAD = 8
 
 
 class BlobWriter:
-    """Appends to `file` (new, unbuffered). Whole chunks are hashed and written by one thread behind, at most 8 ahead of it.
+    """Appends to `file` (new, unbuffered). Pieces are hashed and written by one thread behind, at most 8 ahead of it.
 
-    Chunks of zeros are left as holes. Leaving the context waits for the thread; `finish` gives the results.
+    Pieces of zeros are left as holes. Leaving the context waits for the thread; `finish` gives the results.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -31,9 +32,7 @@ class BlobWriter:
         self._pending = bytearray()
         self._given = 0
         self._whole = hashlib.sha256()
-        self._hashes: list[bytes] = []
-        self._zero = bytes(CHUNK_BYTES)
-        self._zero_hash = hashlib.sha256(self._zero).digest()
+        self._zero = bytes(_PIECE)
         self._behind: deque[Future[None]] = deque()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="dsec-blob")
 
@@ -53,9 +52,9 @@ class BlobWriter:
     def append(self, data: bytes) -> None:
         self._given += len(data)
         self._pending += data
-        while len(self._pending) >= CHUNK_BYTES:
-            chunk = bytes(memoryview(self._pending)[:CHUNK_BYTES])
-            del self._pending[:CHUNK_BYTES]
+        while len(self._pending) >= _PIECE:
+            chunk = bytes(memoryview(self._pending)[:_PIECE])
+            del self._pending[:_PIECE]
             self._hand_over(chunk)
 
     def pad(self) -> None:
@@ -64,15 +63,15 @@ class BlobWriter:
         if rest:
             self.append(bytes(rest))
 
-    def finish(self) -> tuple[str, bytes]:
-        """The blob's digest, and the hashes of its chunks one behind the other. Nothing can be appended afterwards."""
+    def finish(self) -> str:
+        """The blob's digest. Nothing can be appended afterwards."""
         if self._pending:
             self._hand_over(bytes(self._pending))
             self._pending.clear()
         while self._behind:
             self._behind.popleft().result()
         self._file.truncate(self._given)
-        return f"sha256:{self._whole.hexdigest()}", b"".join(self._hashes)
+        return f"sha256:{self._whole.hexdigest()}"
 
     def _hand_over(self, chunk: bytes) -> None:
         while len(self._behind) >= _AHEAD:
@@ -82,10 +81,8 @@ class BlobWriter:
     def _store(self, chunk: bytes) -> None:
         self._whole.update(chunk)
         if chunk == self._zero:
-            self._hashes.append(self._zero_hash)
             self._file.seek(len(chunk), 1)
             return
-        self._hashes.append(hashlib.sha256(chunk).digest())
         view = memoryview(chunk)
         while view:
             view = view[self._file.write(view) :]
@@ -94,10 +91,13 @@ class BlobWriter:
 class _Contents:
     """Puts contents into the blob, each distinct one once."""
 
-    def __init__(self, inputs: Sequence[Input], blob: BlobWriter, sizes: Counter[int], progress: Progress) -> None:
+    def __init__(
+        self, inputs: Sequence[Input], blob: BlobWriter, sizes: Counter[int], cutter: Cutter, progress: Progress
+    ) -> None:
         self._inputs = inputs
         self._blob = blob
         self._sizes = sizes
+        self._cutter = cutter
         self._progress = progress
         self._known: dict[tuple[bytes, int], int] = {}
 
@@ -106,7 +106,7 @@ class _Contents:
         self._progress.add(content.size)
         if content.size == 0:
             return 0, hashlib.sha256().digest()
-        if content.size <= CHUNK_BYTES:
+        if content.size <= _PIECE:
             data = b"".join(self._read(content))
             digest = hashlib.sha256(data).digest()
             seen = self._known.get((digest, content.size))
@@ -114,6 +114,7 @@ class _Contents:
                 seen = self._known[digest, content.size] = self._blob.position
                 self._blob.append(data)
                 self._blob.pad()
+                self._cutter.add(content.size, digest)
             return seen, digest
         if self._sizes[content.size] > 1:
             # Only a file of the same size can be equal, so only then is a large one read twice.
@@ -123,6 +124,7 @@ class _Contents:
                 return seen, digest
         hasher = hashlib.sha256()
         start = self._append(self._read(content), hasher)
+        self._cutter.add(content.size, hasher.digest())
         self._known.setdefault((hasher.digest(), content.size), start)
         return start, hasher.digest()
 
@@ -150,13 +152,15 @@ class _Contents:
 
 
 def write_contents(
-    entries: Sequence[TreeEntry], inputs: Sequence[Input], blob: BlobWriter, progress: Progress
-) -> list[FileRecord]:
-    """Puts the contents of composed `entries` into the blob in their order, and gives their records."""
+    entries: Sequence[TreeEntry], inputs: Sequence[Input], blob: BlobWriter, chunk_bytes: int, progress: Progress
+) -> tuple[list[FileRecord], list[int]]:
+    """Puts the contents of composed `entries` into the blob in their order; gives their records, and the lengths of the data's
+    chunks in blocks."""
     files = [e.content for e in entries if e.kind is EntryKind.FILE and e.content is not None]
     sizes = Counter(content.size for content in files)
     progress.step("write", sum(content.size for content in files))
-    contents = _Contents(inputs, blob, sizes, progress)
+    cutter = Cutter(chunk_bytes)
+    contents = _Contents(inputs, blob, sizes, cutter, progress)
     groups: dict[int, tuple[int, bytes]] = {}
     records = []
     for entry in entries:
@@ -169,4 +173,4 @@ def write_contents(
                 if entry.group:
                     groups[entry.group] = (offset, digest)
         records.append(record_of(entry, offset, digest))
-    return records
+    return records, cutter.finish()

@@ -7,6 +7,7 @@ from msgspec import Struct
 from dsec.images.mounts import mounted_below
 from dsec.images.names import NameStore
 from dsec.images.store import LayerStore
+from dsec.model.errors import ImageUnavailable, NotFound
 
 __all__ = ["Collected", "collect"]
 
@@ -25,7 +26,10 @@ def collect(state: Path, layers: LayerStore, names: NameStore, *, dry_run: bool 
     A server unmounts what no sandbox holds after a while, and at its end; then the next call removes it.
     """
     with layers.collecting():
-        named = {record.digest for record in names.all()}
+        named: set[str] = set()
+        for record in names.all():
+            named.add(record.digest)
+            named.update(_below(layers, record.digest))
         mounted = {f"sha256:{place.name}" for place in mounted_below(state.resolve() / "mnt")}
         removed, in_use, freed = [], [], 0
         for digest in layers.digests():
@@ -39,3 +43,11 @@ def collect(state: Path, layers: LayerStore, names: NameStore, *, dry_run: bool 
             if not dry_run:
                 layers.remove(digest)
     return Collected(removed=tuple(removed), freed_bytes=freed, in_use=tuple(in_use))
+
+
+def _below(layers: LayerStore, digest: str) -> tuple[str, ...]:
+    """The layers that a named layer lies on; none of a layer that this version cannot read."""
+    try:
+        return layers.manifest(digest).below
+    except (NotFound, ImageUnavailable):
+        return ()

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from dsec.images.directory import DirectoryInput
 from dsec.images.inputs import ImportConfig, Input, Progress, Source
 from dsec.images.layouts import image_in_archive, open_layout
+from dsec.images.making import LayerArgs, make_layer
 from dsec.images.names import NameStore, check_name
 from dsec.images.oci import Platform, Workshop, host_platform
 from dsec.images.spool import open_archive
@@ -135,7 +136,8 @@ class Importer:
             notes, now = source.notes.all(), self._clock.now()
             self._names.set(NameRecord(name=name, digest=digest, origin=source.origin, created=now, notes=notes))
 
-        self._layers.build(kind, tree, source.inputs, source.config, work.folder, work.progress, give_name)
+        made = make_layer(tree, source.inputs, LayerArgs(kind, source.config), work.folder / "layer", work.progress)
+        self._layers.publish([made], give_name)
         return self._names.record(name)
 
 

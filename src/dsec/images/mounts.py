@@ -11,9 +11,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from dsec.images.making import DATA, META
 from dsec.images.names import NameStore
 from dsec.images.settings import ImagesSettings
-from dsec.images.store import DATA, META, LayerStore
+from dsec.images.store import LayerStore
 from dsec.images.volumes import Volumes
 from dsec.kernel.erofs import cached_bytes
 from dsec.kernel.errors import KernelError
@@ -94,7 +95,7 @@ class NodeImages:
     def compose(self, base: str, workspace: str | None, toolkits: Sequence[str]) -> Composition:
         """Layers by name or digest, lowest first. Raises NotFound, Conflict (another kind), ImageUnavailable."""
         digest, manifest = self._names.resolve(base, LayerKind.BASE)
-        layers = [digest]
+        layers = [*manifest.below, digest]
         if workspace is not None:
             layers.append(self._names.resolve(workspace, LayerKind.WORKSPACE)[0])
         layers.extend(self._names.resolve(toolkit, LayerKind.TOOLKIT)[0] for toolkit in toolkits)

@@ -130,27 +130,34 @@ class NameStore:
         return found
 
     def views(self) -> list[ImageView]:
-        """All names with their layers, for people and programs. Names whose layer is missing are left out."""
-        return [view for record in self.all() if (view := self._view(record)) is not None]
+        """All names with their layers, for people and programs. Left out: names whose layers are missing, damaged, or of another
+        version."""
+        found = []
+        for record in self.all():
+            try:
+                found.append(self._view(record))
+            except (NotFound, ImageUnavailable):
+                continue
+        return found
 
     def view(self, name: str) -> ImageView:
-        """One name with its layer. Raises NotFound and ImageUnavailable."""
-        view = self._view(self.record(name))
-        if view is None:
-            raise ImageUnavailable(f"the layer of {name!a} is missing in the store")
-        return view
-
-    def _view(self, record: NameRecord) -> ImageView | None:
+        """One name with its layers. Raises NotFound and ImageUnavailable."""
+        record = self.record(name)
         try:
-            manifest = self._layers.manifest(record.digest)
-        except NotFound:
-            return None
+            return self._view(record)
+        except NotFound as error:
+            raise ImageUnavailable(f"a layer of {name!a} is missing in the store: {error.detail}") from error
+
+    def _view(self, record: NameRecord) -> ImageView:
+        manifest = self._layers.manifest(record.digest)
+        manifests = [manifest, *(self._layers.manifest(digest) for digest in manifest.below)]
+        blobs = [blob for each in manifests for blob in (each.meta, each.data, each.files, each.index)]
         layer = LayerView(
             digest=record.digest,
             kind=manifest.kind,
-            entries=manifest.entries,
-            content_bytes=manifest.content_bytes,
-            stored_bytes=manifest.meta.size + manifest.data.size + manifest.files.size,
+            entries=sum(each.entries for each in manifests),
+            content_bytes=sum(each.content_bytes for each in manifests),
+            stored_bytes=sum(blob.size for blob in blobs),
             origin=record.origin,
         )
         return ImageView(name=record.name, layer=layer)

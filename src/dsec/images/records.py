@@ -15,17 +15,16 @@ from dsec.kernel.erofs import ErofsEntry
 from dsec.model.errors import ImageUnavailable
 from dsec.model.tree import EntryKind, TreeEntry
 
-__all__ = ["FileRecord", "RecordHead", "read_records", "record_of", "to_erofs", "write_records"]
+__all__ = ["RECORD_VERSION", "FileRecord", "RecordHead", "read_records", "record_of", "to_erofs", "write_records"]
 
+RECORD_VERSION = 2
 _LEVEL = 6
 
 
 class RecordHead(Struct, frozen=True, array_like=True):
-    """`chunk_hashes`: sha256 of each `chunk_bytes` of the data blob, one behind the other; the last chunk may be short."""
+    """`version`: of the form of what follows."""
 
     version: int
-    chunk_bytes: int
-    chunk_hashes: bytes
 
 
 class FileRecord(Struct, frozen=True, array_like=True, gc=False):
@@ -63,23 +62,25 @@ def to_erofs(record: FileRecord) -> ErofsEntry:
     )  # fmt: skip
 
 
-def write_records(out: BinaryIO, head: RecordHead, records: Iterable[FileRecord]) -> None:
+def write_records(out: BinaryIO, records: Iterable[FileRecord]) -> None:
     """Writes the whole record; each document has its length (4 bytes, big-endian) before it."""
     encoder = msgspec.msgpack.Encoder()
     with zstandard.ZstdCompressor(level=_LEVEL).stream_writer(out, closefd=False) as packed:
-        for document in (head, *records):
+        for document in (RecordHead(RECORD_VERSION), *records):
             raw = encoder.encode(document)
             packed.write(len(raw).to_bytes(4, "big") + raw)
 
 
-def read_records(path: Path) -> tuple[RecordHead, Iterator[FileRecord]]:
-    """The head, and the records as they are read. Raises ImageUnavailable for a record that is damaged or missing."""
+def read_records(path: Path) -> Iterator[FileRecord]:
+    """The records, as they are read. Raises ImageUnavailable for a record that is damaged, missing, or of another version."""
     documents = _documents(path)
     try:
         head = msgspec.msgpack.decode(next(documents, b""), type=RecordHead)
     except msgspec.DecodeError as error:
         raise ImageUnavailable(f"{path.name} is damaged: {error}") from error
-    return head, _records(documents, path)
+    if head.version != RECORD_VERSION:
+        raise ImageUnavailable(f"the record has version {head.version}, this program reads version {RECORD_VERSION}")
+    return _records(documents, path)
 
 
 def _records(documents: Iterator[bytes], path: Path) -> Iterator[FileRecord]:

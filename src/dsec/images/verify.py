@@ -9,17 +9,21 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from dsec.images.index import ChunkIndex
 from dsec.images.inputs import Progress
+from dsec.images.making import DATA, FILES, INDEX, META
 from dsec.images.records import FileRecord, read_records
 from dsec.images.spool import sha256_of
-from dsec.images.store import DATA, FILES, META, MOUNT, LayerStore
+from dsec.images.store import MOUNT, LayerStore
 from dsec.kernel.errors import KernelError
 from dsec.kernel.mounts import mount_erofs, umount
 from dsec.model.errors import ImageUnavailable
 from dsec.model.layers import LayerManifest
 from dsec.model.tree import EntryKind
 
-__all__ = ["Damage", "Report", "verify"]
+__all__ = ["HAVE", "Damage", "Report", "check_chunks", "verify"]
+
+HAVE = "have"
 
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TYPES = {
@@ -69,12 +73,11 @@ def verify(layers: LayerStore, digest: str, progress: Progress) -> Report:
     """
     manifest, folder = layers.manifest(digest), layers.directory(digest)
     findings = _Findings()
+    progress.step("check chunks", manifest.data.size)
+    _check_files(folder, manifest, findings, progress)
     progress.step("verify", manifest.content_bytes)
-    _check_files(folder, manifest, findings)
     try:
-        head, records = read_records(folder / FILES)
-        if head.version != 1:
-            raise ImageUnavailable(f"the record has version {head.version}, this program reads version 1")
+        records = read_records(folder / FILES)
         with layers.scratch() as scratch, _mounted(folder, scratch / MOUNT) as root:
             _Reader(root, findings, progress).read(records, manifest.entries)
     except ImageUnavailable as error:
@@ -87,20 +90,61 @@ def verify(layers: LayerStore, digest: str, progress: Progress) -> Report:
     )
 
 
-def _check_files(folder: Path, manifest: LayerManifest, findings: _Findings) -> None:
-    for name, blob in ((META, manifest.meta), (FILES, manifest.files), (DATA, manifest.data)):
+def check_chunks(folder: Path, manifest: LayerManifest, progress: Progress) -> list[int]:
+    """The numbers of the chunks whose bytes in `folder`/data are not those that the index in the same folder names.
+
+    Of a layer that is loaded on demand, the chunks that are there are read, by its `have`. Reads from the disk, not from what the
+    page cache may hold. Raises ImageUnavailable when the index is damaged, or the data or `have` cannot be read or has another size.
+    """
+    index = ChunkIndex.read(folder / INDEX, manifest)
+    have = _present(folder, index.count)
+    bad = []
+    try:
+        with (folder / DATA).open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != manifest.data.size:
+                raise ImageUnavailable(f"{DATA} has {size} bytes, the manifest says {manifest.data.size}")
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            for number, (start, length, digest) in enumerate(index):
+                progress.add(length)
+                if have is not None and not have[number >> 3] >> (number & 7) & 1:
+                    continue
+                if hashlib.sha256(os.pread(file.fileno(), length, start)).digest() != digest:
+                    bad.append(number)
+    except OSError as error:
+        raise ImageUnavailable(f"{DATA} cannot be read: {error.strerror}") from error
+    return bad
+
+
+def _present(folder: Path, count: int) -> bytes | None:
+    """The bitmap of the chunks that are there, the lowest bit first; None where the layer is whole."""
+    try:
+        have = (folder / HAVE).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ImageUnavailable(f"{HAVE} cannot be read: {error.strerror}") from error
+    if len(have) != (count + 7) // 8:
+        raise ImageUnavailable(f"{HAVE} has {len(have)} bytes for {count} chunks")
+    return have
+
+
+def _check_files(folder: Path, manifest: LayerManifest, findings: _Findings, progress: Progress) -> None:
+    for name, blob in ((META, manifest.meta), (FILES, manifest.files), (INDEX, manifest.index)):
         try:
             with (folder / name).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != blob.size:
                     findings.add(name, f"{size} bytes, the manifest says {blob.size}")
-                elif name != DATA and f"sha256:{sha256_of(file)}" != blob.digest:
+                elif f"sha256:{sha256_of(file)}" != blob.digest:
                     findings.add(name, f"another digest than {blob.digest}")
-                if name == DATA:
-                    # So that what is read below comes from the disk.
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         except OSError as error:
             findings.add(name, str(error.strerror))
+    try:
+        for number in check_chunks(folder, manifest, progress):
+            findings.add(DATA, f"chunk {number} has other bytes")
+    except ImageUnavailable as error:
+        findings.add(DATA, error.detail)
 
 
 @contextmanager

@@ -4,7 +4,11 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-__all__ = ["Blob", "Composition", "ImageConfig", "LayerKind", "LayerManifest", "NameRecord"]
+__all__ = ["SCHEMA_VERSION", "Blob", "Composition", "ImageConfig", "LayerKind", "LayerManifest", "NameRecord"]
+
+
+SCHEMA_VERSION = 2
+"""Format of the layers that this version makes and reads; others are refused by name."""
 
 
 class LayerKind(StrEnum):
@@ -38,24 +42,27 @@ class ImageConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LayerManifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A layer: a metadata image and the data blob its chunks lie in, both named by digest.
+    """A layer: a metadata image and the data blob its chunks lie in, both named by digest. All of it is format 2.
 
     The manifest's own digest (sha256 of its canonical JSON) is the layer's name for machines. `files` is the blob with the
-    per-file hashes that `verify` reads back. `chunk_bytes`: unit of the data blob's chunk hashes. `hash_root`: sha256
-    over the chunk hashes of the data blob in order. Nothing in it depends on when or from where the layer was made, so that
-    equal trees have equal names; that is in the NameRecord.
+    per-file hashes that `verify` reads back. `index`: the blob that tells the chunks of `data` and their hashes, which are
+    aimed at `chunk_bytes` each; `hash_root`: the root over it (dsec.images.index). `below`: digests of the layers that lie
+    beneath this one in its image, lowest first. Nothing in it depends on when or from where the layer was made, so that
+    equal trees have equal names; that is in the NameRecord. `schema_version` has no default, so that it is always written.
     """
 
     kind: LayerKind
     meta: Blob
     data: Blob
     files: Blob
+    index: Blob
     chunk_bytes: int
     hash_root: str
     entries: int
     content_bytes: int
+    schema_version: int
     config: ImageConfig = ImageConfig()
-    schema_version: int = 1
+    below: tuple[str, ...] = ()
 
 
 class NameRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):

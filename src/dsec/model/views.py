@@ -237,7 +237,7 @@ class Page(Struct, frozen=True, kw_only=True):
 
 
 class LayerView(Struct, frozen=True, kw_only=True):
-    """A layer in the store."""
+    """A layer in the store: its digest and kind; entries and bytes are those of the layers that it lies on, too."""
 
     digest: str
     kind: str
@@ -248,7 +248,7 @@ class LayerView(Struct, frozen=True, kw_only=True):
 
 
 class ImageView(Struct, frozen=True, kw_only=True):
-    """A name in the store and the layer it stands for."""
+    """A name in the store and the (topmost) layer it stands for."""
 
     name: str
     layer: LayerView

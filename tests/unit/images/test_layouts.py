@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dsec.images.making import FILES
 from dsec.images.oci import Platform
 from dsec.images.records import read_records
-from dsec.images.store import FILES
 from dsec.model.errors import DSecError, InvalidArgument, NotFound, Unsupported
 from dsec.model.layers import ImageConfig, LayerManifest
 from imagekit import Shelf, descriptor, file, folder, image, index_of, layout_files, sha, symlink, tar, write_layout
@@ -27,7 +27,7 @@ def shelf(tmp_path: Path) -> Shelf:
 
 
 def seen(shelf: Shelf, digest: str) -> tuple[set[str], LayerManifest]:
-    _, records = read_records(shelf.layers.directory(digest) / FILES)
+    records = read_records(shelf.layers.directory(digest) / FILES)
     return {r.path.decode() for r in records}, shelf.layers.manifest(digest)
 
 
@@ -141,7 +141,7 @@ def test_five_hundred_layers(shelf: Shelf, tmp_path: Path) -> None:
         tar([file(f"only-{n}", b"%d" % n), file("top", b"%d" % n), file(f".wh.only-{n - 2}")]) for n in range(500)
     ]
     record = shelf.import_image("many", write_layout(tmp_path / "l", layout_files(image(layers, ""))))
-    _, records = read_records(shelf.layers.directory(record.digest) / FILES)
+    records = read_records(shelf.layers.directory(record.digest) / FILES)
     found = {r.path.decode(): r for r in records}
     assert set(found) == {"", "only-498", "only-499", "top"}
     assert found["top"].size == 3
