@@ -42,9 +42,16 @@ ELSEWHERE |= dict.fromkeys(
 
 
 async def _settled(witness: Witness, client: dsec.DSecClient) -> None:
-    for subject in range(LIVING - len(witness.subjects)):
+    """As many sandboxes as there should be: each kill may leave one more, and each counts without end."""
+    for _ in range(LIVING - len(witness.subjects)):
         await witness.create(client)
-        del subject
+    for subject in list(witness.subjects.values())[: max(0, len(witness.subjects) - LIVING)]:
+        await witness.stop(subject)
+
+
+async def _rejoined(witness: Witness, client: dsec.DSecClient) -> None:
+    await witness.rejoin(client)
+    await _settled(witness, client)
 
 
 async def _all(witness: Witness, client: dsec.DSecClient) -> None:
@@ -70,6 +77,7 @@ def _came_back(node: FailingNode, witness: Witness, place: str) -> None:
     node.restart()
     try:
         with_client(node, witness.verify)
+        with_client(node, lambda client: _rejoined(witness, client))
     except Faults as faults:
         pytest.fail(f"after a kill at {place}: {faults}\n{node.log}")
 

@@ -18,7 +18,7 @@ from dsec.edge.planning import check_user, end_of, error_of, plan_of
 from dsec.edge.resident import Resident, lost_error, view_of_row
 from dsec.edge.tasks import TaskSet
 from dsec.edge.timers import Timers
-from dsec.model.errors import Conflict, DSecError, NotFound, RuntimeFailure, Unavailable
+from dsec.model.errors import Conflict, DSecError, NotFound, Unavailable
 from dsec.model.network import Link
 from dsec.model.outcome import End
 from dsec.model.plan import Aftermath, Capabilities, Handle, Plan
@@ -32,6 +32,7 @@ from dsec.rules import lifecycle as table
 from dsec.rules.admit import MIB, Committed, Room, admit, check, memory_of
 
 __all__ = ["Lifecycle", "LifecycleSettings", "Parts"]
+from dsec.web import failure as unforeseen
 
 _log = logging.getLogger("dsec.edge")
 
@@ -427,12 +428,10 @@ class Lifecycle:
             resident.failure = error
             left, end, reason = True, end_of(error, mounting=isinstance(action, table.Mount)), error.detail
         except Exception as error:  # noqa: BLE001 - whatever it is, what was begun must still be undone
-            incident = self._on.clock.random(8).hex()
-            _log.error("incident %s in %s of %s", incident, type(action).__name__, resident.id, exc_info=error)
-            resident.failure = RuntimeFailure(
-                f"the platform failed; its log has incident {incident}", incident=incident
-            )
-            left, end, reason = True, End.INTERNAL, f"incident {incident}"
+            known = unforeseen(error, self._on.clock, f"{type(action).__name__} of {resident.id}")
+            incident = str(known.fields.get("incident", ""))
+            resident.failure = known
+            left, end, reason = True, End.INTERNAL if incident else End.CAPACITY, known.detail
         return table.Failed(n, left, end, reason, incident) if acquiring else table.Stuck(n, reason)
 
     async def _mount(self, resident: Resident, n: int) -> table.Event:

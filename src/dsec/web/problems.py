@@ -1,10 +1,12 @@
 """Errors on the wire, in one place: problem documents (RFC 9457). No class names, no tracebacks."""
 
 import logging
+import os
+from errno import EMFILE, ENFILE, ENOBUFS, ENOMEM
 
 import msgspec
 
-from dsec.model.errors import Busy, DSecError, RuntimeFailure
+from dsec.model.errors import Busy, DSecError, InfraError, RuntimeFailure, Unavailable
 from dsec.model.views import Problem
 from dsec.ports.clock import Clock
 
@@ -12,6 +14,7 @@ __all__ = ["encode_problem", "failure", "problem_of", "retry_after"]
 
 _log = logging.getLogger("dsec.web")
 _encoder = msgspec.json.Encoder()
+_LACKS = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
 
 
 def problem_of(error: DSecError, status: int | None = None) -> Problem:
@@ -40,8 +43,15 @@ def retry_after(error: DSecError) -> int | None:
     return max(1, -int(-seconds // 1))
 
 
-def failure(error: Exception, clock: Clock, where: str) -> RuntimeFailure:
-    """An exception that nobody foresaw: logged with its traceback under a new incident id, told by that id alone."""
+def failure(error: Exception, clock: Clock, where: str) -> InfraError:
+    """An exception that nobody foresaw: logged with its traceback under a new incident id, told by that id alone.
+
+    Unavailable where the host has no descriptors or memory for the server now: that is no fault of the program's.
+    """
+    lack = getattr(error, "errno", None)
+    if lack in _LACKS:
+        _log.warning("%s: %s", where, error)
+        return Unavailable(f"the server has no room for this now: {os.strerror(lack)}", what="server")
     incident = clock.random(8).hex()
     _log.error("incident %s in %s", incident, where, exc_info=error)
     return RuntimeFailure(f"the platform failed; its log has incident {incident}", incident=incident)

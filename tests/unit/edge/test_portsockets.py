@@ -127,6 +127,8 @@ async def test_a_port_that_answers_otherwise_is_named() -> None:
 
 
 async def test_messages_that_come_with_the_handshake_are_kept_and_a_close_needs_no_end_of_stream() -> None:
+    gone = asyncio.Event()
+
     async def at_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         key = next(
@@ -140,6 +142,7 @@ async def test_messages_that_come_with_the_handshake_are_kept_and_a_close_needs_
         await writer.drain()
         await reader.read()  # until the caller goes: this end never closes
         writer.close()
+        gone.set()
 
     async with await asyncio.start_server(at_once, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
@@ -152,3 +155,4 @@ async def test_messages_that_come_with_the_handshake_are_kept_and_a_close_needs_
             assert inner.close == (3001, "")
         finally:
             writer.close()
+            await asyncio.wait_for(gone.wait(), 10)
