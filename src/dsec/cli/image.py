@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from dsec.cli.image_stores import register
 from dsec.cli.shelf import (
     fail_plainly,
     open_shelf,
@@ -23,7 +24,8 @@ from dsec.images.daemon import SOCKET, save_image
 from dsec.images.importing import open_path
 from dsec.images.inputs import Source
 from dsec.images.oci import Platform, Workshop, host_platform, load, parse_platform
-from dsec.images.registry import Credentials, credentials_from, parse_reference, pull
+from dsec.images.registry import credentials_from, pull
+from dsec.images.registryclient import Credentials, parse_reference
 from dsec.images.verify import Report, verify
 from dsec.model.errors import ImageUnavailable, InvalidArgument, NotFound, PermissionDenied
 
@@ -36,6 +38,9 @@ _REGISTRY = "docker://"
 @click.group
 def command() -> None:
     """Import, list, tag, verify and remove images."""
+
+
+register(command)
 
 
 def _looks_like_path(source: str) -> bool:

@@ -10,7 +10,8 @@ from aiohttp import web
 from dsec.images.daemon import save_image
 from dsec.images.importing import Quiet, open_path
 from dsec.images.oci import Manifest, Platform, load, parse
-from dsec.images.registry import Credentials, credentials_from, parse_reference, pull
+from dsec.images.registry import credentials_from, pull
+from dsec.images.registryclient import Credentials, parse_reference
 from dsec.model.errors import (
     DSecError,
     ImageUnavailable,
