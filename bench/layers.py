@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import tarfile
 import tempfile
 import time
@@ -13,6 +12,7 @@ from msgspec import Struct
 import dsec
 from bench.arena import IMAGE, arena
 from bench.figures import Figure, Report, machine
+from bench.rootfs import make_source
 from dsec.cli.shelf import Shelf, open_shelf
 from dsec.images.importing import BuildArgs, Quiet
 from dsec.model.layers import LayerKind
@@ -34,18 +34,6 @@ class Given(Struct, frozen=True):
 
     seconds: float
     written: int
-
-
-def make_source(root: Path, files: int) -> int:
-    """A tree like a source checkout: many small files of words that compress, a few large ones; its bytes."""
-    chance, size = random.Random(7), 0
-    words = [chance.randbytes(chance.randint(2, 9)).hex() for _ in range(2000)]
-    for number in range(files):
-        folder = root / f"src/p{number % 97}"
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = chance.choices(words, k=chance.choice((60, 200, 700, 3000)))
-        size += (folder / f"m{number}.py").write_text("\n".join(lines))
-    return size
 
 
 def make_toolkit(root: Path, version: int) -> Path:

@@ -34,7 +34,7 @@ def rust_names() -> set[str]:
 def system_names() -> set[str]:
     text = (ROOT / "dev").read_text()
     blocks = re.findall(r"^(?:SYSTEM|FUZZING|PEERS) = \{(.*?)\}$", text, re.DOTALL | re.MULTILINE)
-    return set(re.findall(r'"([a-z0-9+-]+)": \(', "\n".join(blocks)))
+    return set(re.findall(r'"([a-z0-9+.-]+)": \(', "\n".join(blocks)))
 
 
 def test_each_dependency_has_its_reason() -> None:
