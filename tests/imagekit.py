@@ -55,10 +55,16 @@ class Shelf:
         self.importer = Importer(self.layers, self.names, CLOCK, self.config)
 
     def import_image(
-        self, name: str, source: Path, ref: str | None = None, wanted: Platform | None = None
+        self,
+        name: str,
+        source: Path,
+        ref: str | None = None,
+        wanted: Platform | None = None,
+        config: ImportConfig | None = None,
     ) -> NameRecord:
         with self.layers.scratch() as folder:
             work = self.importer.workshop(folder, Quiet())
+            work.config = config or self.config
             return self.importer.image(name, open_path(source, ref, wanted, work), work)
 
     def build(self, args: BuildArgs) -> NameRecord:

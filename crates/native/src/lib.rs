@@ -2,6 +2,7 @@
 
 mod erofs;
 mod error;
+mod hashing;
 mod launch;
 mod mount;
 mod network;
@@ -13,6 +14,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     erofs::export(module)?;
+    hashing::export(module)?;
     launch::export(module)?;
     mount::export(module)?;
     network::export(module)?;

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -22,7 +23,7 @@ from dsec.cli.shelf import (
 from dsec.images.collect import collect
 from dsec.images.daemon import SOCKET, save_image
 from dsec.images.importing import open_path
-from dsec.images.inputs import Source
+from dsec.images.inputs import ImportConfig, Source
 from dsec.images.oci import Platform, Workshop, host_platform, load, parse_platform
 from dsec.images.registry import credentials_from, pull
 from dsec.images.registryclient import Credentials, parse_reference
@@ -85,16 +86,21 @@ def _open(
 @click.option(
     "--docker-config", type=click.Path(path_type=Path), default=Path("~/.docker/config.json"), show_default=True
 )
+@click.option(
+    "--merge-mb", type=click.IntRange(min=0), default=ImportConfig().merge_bytes >> 20, show_default=True, metavar="MIB",
+    help="Neighbouring layers of the image become one while their files have at most this many MiB.",
+)  # fmt: skip
 @click.argument("name")
 @click.argument("source")
 def import_(
     state: str | None, as_json: bool, ref: str | None, platform: str | None, username: str | None, password_stdin: bool,
-    docker_config: Path, name: str, source: str,
+    docker_config: Path, merge_mb: int, name: str, source: str,
 ) -> None:  # fmt: skip
     """Import SOURCE as the base image NAME.
 
     SOURCE is a directory with a root filesystem, an OCI layout, a tar of either (plain, gzip or zstd) or of `docker save`,
-    docker-daemon:IMAGE, or HOST/REPOSITORY[:TAG][@DIGEST] of a registry. All its layers become one.
+    docker-daemon:IMAGE, or HOST/REPOSITORY[:TAG][@DIGEST] of a registry. Its layers become
+    one, or several where they are large.
     """
     if password_stdin != (username is not None):
         raise click.UsageError("--username and --password-stdin go together")
@@ -102,6 +108,7 @@ def import_(
     shelf, wanted = open_shelf(state), parse_platform(platform) if platform else None
     with fail_plainly(), shown_progress(as_json) as progress, shelf.layers.scratch() as folder:
         work = shelf.importer.workshop(folder, progress)
+        work.config = replace(work.config, merge_bytes=merge_mb << 20)
         record = shelf.importer.image(name, _open(source, ref, wanted, login, docker_config.expanduser(), work), work)
     show_import(record, shelf, as_json)
 
@@ -175,7 +182,7 @@ def gc(state: str | None, as_json: bool, dry_run: bool) -> None:
 @with_json
 @click.argument("names", nargs=-1)
 def verify_(state: str | None, as_json: bool, names: tuple[str, ...]) -> None:
-    """Read back every file of the layers NAMES (all named layers if none is given), and name each that is damaged.
+    """Read back every chunk and file of the layers of NAMES (all names if none is given), and name each that is damaged.
 
     Exit status 125 if anything is.
     """
@@ -184,12 +191,15 @@ def verify_(state: str | None, as_json: bool, names: tuple[str, ...]) -> None:
     shelf = open_shelf(state)
     records = [shelf.names.record(name) for name in names] or shelf.names.all()
     reports: dict[str, Report] = {}
+    found = []
     with fail_plainly(), shown_progress(as_json) as progress:
         for record in records:
-            if record.digest not in reports:
-                reports[record.digest] = verify(shelf.layers, record.digest, progress)
-    _show_reports([(record.name, reports[record.digest]) for record in records], as_json)
-    bad = [record.name for record in records if not reports[record.digest].ok]
+            for digest in (*shelf.layers.manifest(record.digest).below, record.digest):
+                if digest not in reports:
+                    reports[digest] = verify(shelf.layers, digest, progress)
+                found.append((record.name, reports[digest]))
+    _show_reports(found, as_json)
+    bad = dict.fromkeys(name for name, report in found if not report.ok)
     if bad:
         raise ImageUnavailable(f"damaged: {', '.join(bad)}")
 

@@ -1,4 +1,4 @@
-"""Imports: a source becomes one layer of the store and gets a name. No path of a source is ever made on the host."""
+"""Imports: a source becomes layers of the store and gets a name. No path of a source is ever made on the host."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from dsec.images.directory import DirectoryInput
 from dsec.images.inputs import ImportConfig, Input, Progress, Source
 from dsec.images.layouts import image_in_archive, open_layout
-from dsec.images.making import LayerArgs, make_layer
+from dsec.images.making import LayerArgs, Made, make_layer
 from dsec.images.names import NameStore, check_name
 from dsec.images.oci import Platform, Workshop, host_platform
 from dsec.images.spool import open_archive
@@ -19,7 +19,8 @@ from dsec.model.errors import InvalidArgument, NotFound
 from dsec.model.layers import ImageConfig, LayerKind, NameRecord
 from dsec.model.tree import EntryKind, TreeEntry
 from dsec.ports.clock import Clock
-from dsec.rules.compose import components, flatten, overlay_layer
+from dsec.rules.compose import components, flatten, flatten_groups, overlay_layer
+from dsec.rules.difference import difference, merged
 
 __all__ = ["BuildArgs", "Importer", "Quiet", "open_path"]
 
@@ -85,15 +86,27 @@ class Importer:
         return Workshop(folder, progress, self._config)
 
     def image(self, name: str, source: Source, work: Workshop) -> NameRecord:
-        """Flattens all layers of `source` into one base layer, publishes and names it; closes the source.
+        """Makes the layers of `source` into one base layer, or into several that lie on one another where they have more than
+        `merge_bytes`; publishes them together and names the topmost; closes the source.
 
         Raises InvalidArgument, naming the path, for what an image must not hold.
         """
         try:
             check_name(name)
             work.progress.step("read layers", None)
-            tree = flatten([each.entries() for each in source.inputs])
-            return self._publish(name, LayerKind.BASE, tree, source, work)
+            layers = [list(each.entries()) for each in source.inputs]
+            groups = merged([_content_bytes(layer) for layer in layers], work.config.merge_bytes)
+            made: list[Made] = []
+            below: list[TreeEntry] = []
+            for tree in flatten_groups([layers[number] for number in group] for group in groups):
+                topmost = len(made) == len(groups) - 1
+                under = tuple(each.digest for each in made)
+                # Only the topmost is the image's own: what lies beneath is shared with images of another config.
+                args = LayerArgs(LayerKind.BASE, source.config if topmost else ImageConfig(), under)
+                entries = difference(below, tree) if made else tree
+                made.append(make_layer(entries, source.inputs, args, work.folder / f"made-{len(made)}", work.progress))
+                below = tree
+            return self._publish(name, made, source)
         finally:
             source.close()
 
@@ -114,7 +127,8 @@ class Importer:
                 progress.step("read", None)
                 placed = _placed(source.inputs[0].entries(), args)
                 tree = flatten([placed]) if args.kind is LayerKind.DATA else overlay_layer(placed, args.whiteouts)
-                return self._publish(args.name, args.kind, tree, source, work)
+                made = make_layer(tree, source.inputs, LayerArgs(args.kind), folder / "made", progress)
+                return self._publish(args.name, [made], source)
             finally:
                 source.close()
 
@@ -129,16 +143,17 @@ class Importer:
         archive = TarInput(file, number=0, config=work.config, notes=work.notes)
         return Source([archive], ImageConfig(), f"tar:{args.source}", work.notes)
 
-    def _publish(
-        self, name: str, kind: LayerKind, tree: Sequence[TreeEntry], source: Source, work: Workshop
-    ) -> NameRecord:
+    def _publish(self, name: str, made: Sequence[Made], source: Source) -> NameRecord:
         def give_name(digest: str) -> None:
             notes, now = source.notes.all(), self._clock.now()
             self._names.set(NameRecord(name=name, digest=digest, origin=source.origin, created=now, notes=notes))
 
-        made = make_layer(tree, source.inputs, LayerArgs(kind, source.config), work.folder / "layer", work.progress)
-        self._layers.publish([made], give_name)
+        self._layers.publish(made, give_name)
         return self._names.record(name)
+
+
+def _content_bytes(layer: Sequence[TreeEntry]) -> int:
+    return sum(entry.content.size for entry in layer if entry.content is not None)
 
 
 def _placed(entries: Iterator[TreeEntry], args: BuildArgs) -> Iterator[TreeEntry]:

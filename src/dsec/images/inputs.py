@@ -18,7 +18,9 @@ _ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
 @dataclass(frozen=True)
 class ImportConfig:
     """Bounds of an import. `entries` of one layer; bytes of all files of one layer; bytes of one layer's archive, unpacked;
-    bytes of one extended header of an archive; pieces of one sparse file; bytes of a JSON document; layers of an image."""
+    bytes of one extended header of an archive; pieces of one sparse file; bytes of a JSON document; layers of an image.
+
+    `merge_bytes`: neighbouring layers of an image become one while their files have at most that many bytes."""
 
     entries: int = 5_000_000
     content_bytes: int = 1 << 40
@@ -27,6 +29,7 @@ class ImportConfig:
     sparse_pieces: int = 200_000
     document_bytes: int = 16 << 20
     layers: int = 1024
+    merge_bytes: int = 3 << 30
 
 
 class Progress(Protocol):

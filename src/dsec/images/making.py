@@ -52,16 +52,16 @@ def make_layer(
     Raises InvalidArgument for what a layer cannot hold.
     """
     folder.mkdir(mode=0o755)
-    with (folder / DATA).open("x+b", buffering=0) as file:
-        with BlobWriter(file) as blob:
-            records, lengths = write_contents(entries, inputs, blob, args.chunk_bytes, progress)
-            data = Blob(digest=blob.finish(), size=blob.position)
+    with (folder / DATA).open("xb", buffering=0) as file:
+        with BlobWriter(file.fileno(), args.chunk_bytes) as blob:
+            records = write_contents(entries, inputs, blob, progress)
+            written = blob.finish()
         progress.step("sync", None)
-        chunks = _hashes(file, lengths)
         os.fsync(file.fileno())
         # Sandboxes read a small part of an image: what nobody has read yet takes no memory.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    index = encode_index(data.size, args.chunk_bytes, lengths, chunks)
+    data = Blob(digest=written.digest, size=written.size)
+    index = encode_index(data.size, args.chunk_bytes, written.lengths, written.chunks)
     files = _write_records(folder / FILES, records)
     manifest = LayerManifest(
         kind=args.kind,
@@ -80,12 +80,6 @@ def make_layer(
     raw, digest = encode_manifest(manifest)
     _write(folder / MANIFEST, raw)
     return Made(folder, digest, manifest)
-
-
-def _hashes(file: BinaryIO, lengths: Sequence[int]) -> bytes:
-    """The sha256 of each chunk of the data, one behind the other."""
-    file.seek(0)
-    return b"".join(hashlib.sha256(file.read(length * BLOCK_BYTES)).digest() for length in lengths)
 
 
 def _sync(file: BinaryIO) -> None:

@@ -37,7 +37,7 @@ class Cutter:
         self._group = 0
 
     def add(self, size: int, sha256: bytes) -> None:
-        """The next content: `size` bytes (at least 1), which take whole blocks, and their hash."""
+        """The next content: `size` bytes (at least 1), which take whole blocks, and their hash, which counts for contents below the target."""
         blocks = -(-size // BLOCK_BYTES)
         if size >= self._target:
             self._end()

@@ -13,12 +13,12 @@ Where the specification leaves room, these rules hold:
   user.overlay.*) and its whiteout device (character 0/0) are refused: InvalidArgument, naming the path.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from dsec.model.errors import InvalidArgument
 from dsec.model.tree import EntryKind, TreeEntry
 
-__all__ = ["OPAQUE_XATTR", "components", "flatten", "overlay_layer", "shown"]
+__all__ = ["OPAQUE_XATTR", "components", "flatten", "flatten_groups", "overlay_layer", "shown"]
 
 _WHITEOUT = b".wh."
 _META = b".wh..wh."
@@ -280,12 +280,18 @@ def flatten(layers: Sequence[Iterable[TreeEntry]]) -> list[TreeEntry]:
 
     Raises InvalidArgument, naming the path, for what the rules above refuse.
     """
+    return next(flatten_groups([layers]))
+
+
+def flatten_groups(groups: Iterable[Sequence[Iterable[TreeEntry]]]) -> Iterator[list[TreeEntry]]:
+    """The tree as it is after each group of layers, all groups before it included; for each as `flatten`."""
     tree = _Tree()
-    for entries in layers:
-        change = _Change(entries)
-        _hide(tree, change)
-        _Layering(tree, change).apply()
-    return _walk(tree)
+    for group in groups:
+        for entries in group:
+            change = _Change(entries)
+            _hide(tree, change)
+            _Layering(tree, change).apply()
+        yield _walk(tree)
 
 
 def overlay_layer(entries: Iterable[TreeEntry], whiteouts: Sequence[bytes] = ()) -> list[TreeEntry]:

@@ -1,6 +1,7 @@
 """The store: equal input, equal digests; a killed import leaves nothing; names; what is collected."""
 
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from dsec.images.records import read_records
 from dsec.model.errors import Conflict, ImageUnavailable, InvalidArgument, NotFound
 from dsec.model.layers import LayerKind
 from dsec.model.tree import EntryKind
-from imagekit import Shelf, file, folder, link, symlink, tar
+from imagekit import Shelf, file, folder, image, layout_files, link, symlink, tar, write_layout
 
 BIG = os.urandom(3 << 20)
 MEMBERS = [
@@ -212,3 +213,35 @@ def test_a_manifest_says_nothing_of_when_and_where(shelf: Shelf, tmp_path: Path)
     raw = msgspec.json.encode(shelf.layers.manifest(record.digest))
     assert b"root.tar" not in raw and b"created" not in raw
     assert record.origin.endswith("root.tar") and record.created > 0
+
+
+def layered(count: int) -> list[bytes]:
+    """Layers of an image, each with a file of 2 MiB of its own, and changes of the ones below."""
+    dice = random.Random(1)
+    layers = [tar([folder("d"), *(file(f"d/{n}", dice.randbytes(2 << 20)) for n in range(2)), link("d/also", "d/0")])]
+    for n in range(1, count):
+        layers.append(tar([file(f"l{n}", dice.randbytes(2 << 20)), file(f"d/.wh.{n}"), file("d/0", b"%d" % n)]))
+    return layers
+
+
+def test_large_images_become_several_layers(shelf: Shelf, tmp_path: Path) -> None:
+    write_layout(tmp_path / "layout", layout_files(image(layered(3), run={"Env": ["A=b"]})))
+    whole = shelf.import_image("whole", tmp_path / "layout", config=ImportConfig(merge_bytes=100 << 20))
+    assert shelf.layers.manifest(whole.digest).below == ()
+    parts = shelf.import_image("parts", tmp_path / "layout", config=ImportConfig(merge_bytes=6 << 20))
+    again = Shelf(tmp_path / "other").import_image("x", tmp_path / "layout", config=ImportConfig(merge_bytes=6 << 20))
+    top = shelf.layers.manifest(parts.digest)
+    assert again.digest == parts.digest and len(top.below) == 1 and top.config.env == ("A=b",)
+    lower = shelf.layers.manifest(top.below[0])
+    assert lower.below == () and lower.config.env == ()
+    found = {r.path: r for r in read_records(shelf.layers.directory(parts.digest) / FILES)}
+    # The names of an inode whose names changed come up together, what is gone is a whiteout, and nothing else is there.
+    assert set(found) == {b"", b"d", b"d/0", b"d/also", b"d/1", b"l1", b"l2"} and found[b"d/1"].kind == EntryKind.CHAR
+    views = {view.name: view.layer for view in shelf.names.views()}
+    assert views["parts"].content_bytes >= views["whole"].content_bytes
+    # An image is kept whole, or goes whole.
+    shelf.names.remove("whole")
+    assert collect(shelf.state, shelf.layers, shelf.names).removed == (whole.digest,)
+    assert set(shelf.layers.digests()) == {parts.digest, *top.below}
+    shelf.names.remove("parts")
+    assert set(collect(shelf.state, shelf.layers, shelf.names).removed) == {parts.digest, *top.below}
