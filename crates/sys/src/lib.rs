@@ -9,7 +9,10 @@ mod child_init;
 mod child_socket;
 mod disguise;
 mod error;
+mod fanotify;
+mod keeper;
 mod loopdev;
+mod mapping;
 mod mount;
 mod mountfd;
 mod myself;
@@ -31,7 +34,12 @@ pub use child_init::*;
 pub use child_socket::receive_descriptor;
 pub use disguise::Disguise;
 pub use error::{Error, Result};
+pub use fanotify::{
+    fanotify_answer, fanotify_group, fanotify_unwatch, fanotify_watch, range_events, RangeEvent, EVENT_BYTES,
+};
+pub use keeper::{adopt, ignore_signals, keep, only_open_here};
 pub use loopdev::loop_attach;
+pub use mapping::Mapping;
 pub use mount::{mount, mount_erofs, umount};
 pub use mountfd::{
     detached, idmapped_clone, overlay, plain_clone, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID,
