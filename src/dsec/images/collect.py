@@ -4,6 +4,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from dsec.images.kept import Kept
 from dsec.images.mounts import mounted_below
 from dsec.images.names import NameStore
 from dsec.images.store import LayerStore
@@ -21,7 +22,7 @@ class Collected(Struct, frozen=True, kw_only=True):
 
 
 def collect(state: Path, layers: LayerStore, names: NameStore, *, dry_run: bool = False) -> Collected:
-    """Removes unnamed layers. One that is mounted is kept: a sandbox may need it after a restart of the server.
+    """Removes unnamed layers, and what imports that were cut off left. One that is mounted is kept: a sandbox may need it after a restart of the server.
 
     A server unmounts what no sandbox holds after a while, and at its end; then the next call removes it.
     """
@@ -42,6 +43,7 @@ def collect(state: Path, layers: LayerStore, names: NameStore, *, dry_run: bool 
             removed.append(digest)
             if not dry_run:
                 layers.remove(digest)
+    freed += Kept(layers.spool, 0).clear(dry_run=dry_run)
     return Collected(removed=tuple(removed), freed_bytes=freed, in_use=tuple(in_use))
 
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from dsec.images.directory import DirectoryInput
 from dsec.images.inputs import ImportConfig, Input, Progress, Source
+from dsec.images.kept import Kept
 from dsec.images.layouts import image_in_archive, open_layout
 from dsec.images.making import LayerArgs, Made, make_layer
 from dsec.images.names import NameStore, check_name
@@ -62,6 +63,7 @@ def open_path(path: Path, ref: str | None, wanted: Platform | None, work: Worksh
     if not path.is_file():
         raise NotFound(f"{path} does not exist", what="source")
     scratch = work.folder / "archive.tar"
+    work.progress.step("unpack", path.stat().st_size)
     file = open_archive(path.open("rb", buffering=128 << 10), scratch, work.config, work.progress)
     unpacked = scratch if scratch.exists() else path
     image = image_in_archive(unpacked, f"archive:{path}", ref, platform, work)
@@ -83,7 +85,7 @@ class Importer:
 
     def workshop(self, folder: Path, progress: Progress) -> Workshop:
         """Tools for opening a source; `folder` is from LayerStore.scratch."""
-        return Workshop(folder, progress, self._config)
+        return Workshop(folder, progress, Kept(self._layers.spool, self._config.spool_bytes), self._config)
 
     def image(self, name: str, source: Source, work: Workshop) -> NameRecord:
         """Makes the layers of `source` into one base layer, or into several that lie on one another where they have more than
@@ -106,7 +108,9 @@ class Importer:
                 entries = difference(below, tree) if made else tree
                 made.append(make_layer(entries, source.inputs, args, work.folder / f"made-{len(made)}", work.progress))
                 below = tree
-            return self._publish(name, made, source)
+            record = self._publish(name, made, source)
+            work.kept.finish()
+            return record
         finally:
             source.close()
 
@@ -139,6 +143,7 @@ class Importer:
         if not args.source.is_file():
             raise NotFound(f"{args.source} does not exist", what="source")
         raw = args.source.open("rb", buffering=128 << 10)
+        work.progress.step("unpack", args.source.stat().st_size)
         file = open_archive(raw, work.folder / "archive.tar", work.config, work.progress)
         archive = TarInput(file, number=0, config=work.config, notes=work.notes)
         return Source([archive], ImageConfig(), f"tar:{args.source}", work.notes)

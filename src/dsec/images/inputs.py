@@ -20,7 +20,8 @@ class ImportConfig:
     """Bounds of an import. `entries` of one layer; bytes of all files of one layer; bytes of one layer's archive, unpacked;
     bytes of one extended header of an archive; pieces of one sparse file; bytes of a JSON document; layers of an image.
 
-    `merge_bytes`: neighbouring layers of an image become one while their files have at most that many bytes."""
+    `merge_bytes`: neighbouring layers of an image become one while their files have at most that many bytes.
+    `spool_bytes`: what imports that were cut off may leave for the next ones, fetched and unpacked layers together."""
 
     entries: int = 5_000_000
     content_bytes: int = 1 << 40
@@ -30,6 +31,7 @@ class ImportConfig:
     document_bytes: int = 16 << 20
     layers: int = 1024
     merge_bytes: int = 3 << 30
+    spool_bytes: int = 16 << 30
 
 
 class Progress(Protocol):

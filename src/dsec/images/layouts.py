@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from msgspec import Struct
 
 from dsec.images.inputs import Source
-from dsec.images.oci import Descriptor, Manifest, Platform, Workshop, choose, config_of, load, parse, stack
+from dsec.images.oci import Descriptor, LayerBlob, Manifest, Platform, Workshop, choose, config_of, load, parse, stack
 from dsec.images.spool import Digest
 from dsec.images.tar import TarInput
 from dsec.model.errors import InvalidArgument, NotFound
@@ -219,5 +219,6 @@ def docker_archive(parts: ArchiveParts, origin: str, ref: str | None, wanted: Pl
     config, diff_ids = config_of(parts.file(images[0].config), wanted)
     if len(diff_ids) != len(images[0].layers):
         raise InvalidArgument("the archive's layers and its config do not agree", field="source")
-    openers = [(functools.partial(parts.open, name), None) for name in images[0].layers]
-    return stack(openers, diff_ids, config, origin, work, checked=False)
+    layers = [LayerBlob(functools.partial(parts.open, name)) for name in images[0].layers]
+    work.progress.step("unpack", None)
+    return stack(layers, diff_ids, config, origin, work, checked=False)

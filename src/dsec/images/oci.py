@@ -3,6 +3,7 @@
 import functools
 import platform
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, BinaryIO, Protocol, TypeVar
@@ -11,26 +12,30 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dsec.images.inputs import ImportConfig, Notes, Progress, Source
+from dsec.images.kept import Kept
 from dsec.images.spool import Digest, open_archive, sha256_of
 from dsec.images.tar import TarInput
 from dsec.model.errors import InvalidArgument, NotFound, Unsupported
 from dsec.model.layers import ImageConfig
 
 __all__ = [
-    "Descriptor", "Manifest", "OciConfig", "Parts", "Platform", "Workshop", "choose", "config_of", "host_platform", "image_of",
+    "Descriptor", "LayerBlob", "Manifest", "OciConfig", "Parts", "Platform", "Workshop", "choose", "config_of", "host_platform", "image_of",
     "load", "parse", "parse_platform", "stack",
 ]  # fmt: skip
 
 _REF = "org.opencontainers.image.ref.name"
 _T = TypeVar("_T")
+_WORKERS = 2
 
 
 @dataclass
 class Workshop:
-    """Where and how an import works: a folder of its own for scratch files, bounds, notes and progress."""
+    """Where and how an import works: a folder of its own for scratch files, what imports that were cut off left, bounds, notes
+    and progress."""
 
     folder: Path
     progress: Progress
+    kept: Kept
     config: ImportConfig = field(default_factory=ImportConfig)
     notes: Notes = field(default_factory=Notes)
 
@@ -190,12 +195,21 @@ def load(parts: Parts, top: Descriptor, origin: str, wanted: Platform, work: Wor
     for layer in manifest.layers:
         if "tar" not in layer.media_type:
             raise Unsupported(f"a layer of type {layer.media_type[:100]!a} is not an archive", what="media type")
-    opened = [(functools.partial(parts.blob, layer), Digest(layer.digest)) for layer in manifest.layers]
+    opened = [LayerBlob(functools.partial(parts.blob, layer), Digest(layer.digest)) for layer in manifest.layers]
+    work.progress.step("unpack", sum(layer.size for layer in manifest.layers))
     return stack(opened, diff_ids, config, origin, work, checked=parts.checked)
 
 
+@dataclass(frozen=True)
+class LayerBlob:
+    """A layer to be opened. `digest`: of its blob, where one is named."""
+
+    opener: Callable[[], BinaryIO]
+    digest: Digest | None = None
+
+
 def stack(
-    layers: Sequence[tuple[Callable[[], BinaryIO], Digest | None]],
+    layers: Sequence[LayerBlob],
     diff_ids: Sequence[str],
     config: ImageConfig,
     origin: str,
@@ -203,23 +217,47 @@ def stack(
     *,
     checked: bool,
 ) -> Source:
-    """A source of archives, each opened in turn and unpacked where it is compressed; digests are checked on the way."""
+    """A source of archives, unpacked where they are compressed, a few at a time; digests are checked on the way."""
     if len(layers) > work.config.layers:
         raise InvalidArgument(f"an image of {len(layers)} layers; the bound is {work.config.layers}", field="source")
     source = Source([], config, origin, work.notes)
-    try:
-        for number, (opener, digest) in enumerate(layers):
-            diff_id = Digest(diff_ids[number]) if diff_ids else None
-            raw = opener()
-            if not checked and diff_id is None and digest is not None:
-                digest.check(sha256_of(raw), "a layer")
-                raw.seek(0)
-            scratch = work.folder / f"layer-{number}.tar"
-            file = open_archive(raw, scratch, work.config, work.progress, diff_id)
-            # A checked archive is complete, whether or not its writer added the end mark.
-            whole = diff_id is None and digest is None
-            source.inputs.append(TarInput(file, number=number, config=work.config, notes=work.notes, whole=whole))
-    except BaseException:
-        source.close()
-        raise
+    digests: list[Digest | None] = [Digest(text) for text in diff_ids] or [None] * len(layers)
+    files: list[Future[BinaryIO]] = []
+    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="dsec-unpack") as pool:
+        try:
+            for number, layer in enumerate(layers):
+                files.append(pool.submit(_unpacked, number, layer, digests[number], work, checked))
+            for number, file in enumerate(files):
+                # A checked archive is complete, whether or not its writer added the end mark.
+                whole = digests[number] is None and layers[number].digest is None
+                archive = TarInput(file.result(), number=number, config=work.config, notes=work.notes, whole=whole)
+                source.inputs.append(archive)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            source.close()
+            for file in files[len(source.inputs) :]:
+                if not file.cancelled() and file.exception() is None:
+                    file.result().close()
+            raise
+        finally:
+            work.kept.close()
     return source
+
+
+def _unpacked(number: int, layer: LayerBlob, diff_id: Digest | None, work: Workshop, checked: bool) -> BinaryIO:
+    """A layer's archive, uncompressed and checked; unpacked before, if an import was cut off then."""
+    if diff_id is not None:
+        found = work.kept.open("tar", diff_id)
+        if found is not None:
+            return found
+    raw = layer.opener()
+    if not checked and diff_id is None and layer.digest is not None:
+        layer.digest.check(sha256_of(raw), "a layer")
+        raw.seek(0)
+    scratch = work.folder / f"layer-{number}.tar"
+    file = open_archive(raw, scratch, work.config, work.progress, diff_id)
+    if diff_id is not None and scratch.exists():
+        work.kept.keep("tar", diff_id, scratch, file)
+        if layer.digest is not None:
+            work.kept.discard("blob", layer.digest)
+    return file

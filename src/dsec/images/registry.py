@@ -6,7 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dsec.images.oci import Descriptor, Manifest, Platform, Workshop, choose, parse
+from dsec.images.kept import Kept
+from dsec.images.oci import Descriptor, Manifest, OciConfig, Platform, Workshop, choose, parse
 from dsec.images.registryclient import Access, Credentials, Reference, RegistryClient, read_bounded
 from dsec.images.spool import Digest
 from dsec.model.errors import ImageUnavailable, InvalidArgument, Unsupported
@@ -49,18 +50,25 @@ class Pulled:
 
     checked = True
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, work: Workshop) -> None:
+        self._work = work
         self.documents: dict[str, bytes] = {}
-
-    def path(self, descriptor: Descriptor) -> Path:
-        return self._folder / f"blob-{Digest(descriptor.digest).hex}"
+        self.paths: dict[str, Path] = {}
 
     def document(self, descriptor: Descriptor) -> bytes:
         return self.documents[descriptor.digest]
 
     def blob(self, descriptor: Descriptor) -> BinaryIO:
-        return self.path(descriptor).open("rb")
+        path = self.paths.get(descriptor.digest)
+        if path is not None:
+            try:
+                return path.open("rb")
+            except FileNotFoundError:
+                del self.paths[descriptor.digest]
+        found = self._work.kept.open("blob", Digest(descriptor.digest))
+        if found is None:
+            raise ImageUnavailable(f"layer {descriptor.digest} was removed while it was imported: import it again")
+        return found
 
 
 async def pull(
@@ -71,7 +79,7 @@ async def pull(
     Raises NotFound, Unauthenticated, Unavailable (no answer), ImageUnavailable (a wrong answer), InvalidArgument (a wrong
     digest). Cancelling it ends all downloads.
     """
-    parts = Pulled(work.folder)
+    parts = Pulled(work)
     client = RegistryClient(reference, Access(credentials))
     image = _Image(client, work)
     try:
@@ -85,8 +93,24 @@ async def pull(
             raise InvalidArgument(f"{reference} is neither an image nor an index that leads to one", field="source")
         await _fetch_blobs(image, manifest, parts, work)
         return parts, top
+    except BaseException:
+        work.kept.close()
+        raise
     finally:
         await client.close()
+
+
+def _unpacked(config: bytes, manifest: Manifest) -> dict[str, Digest]:
+    """The digest that each layer has when it is unpacked, where the config names it."""
+    rootfs = parse(config, OciConfig, "image config").rootfs
+    if rootfs is None or len(rootfs.diff_ids) != len(manifest.layers):
+        return {}
+    return {layer.digest: Digest(text) for layer, text in zip(manifest.layers, rootfs.diff_ids, strict=True)}
+
+
+def _is_kept(kept: Kept, digest: Digest, diff_id: Digest | None) -> bool:
+    """Whether an import that was cut off left this layer, unpacked or as it was fetched."""
+    return (diff_id is not None and kept.claim("tar", diff_id)) or kept.claim("blob", digest)
 
 
 async def _fetch_blobs(image: "_Image", manifest: Manifest, parts: Pulled, work: Workshop) -> None:
@@ -102,10 +126,18 @@ async def _fetch_blobs(image: "_Image", manifest: Manifest, parts: Pulled, work:
         raise InvalidArgument(f"layers of {total} bytes; the bound is {work.config.archive_bytes}", field="source")
     work.progress.step("download", total)
     slots = asyncio.Semaphore(_PARALLEL)
+    unpacked = _unpacked(parts.documents[manifest.config.digest], manifest)
 
     async def fetch(layer: Descriptor) -> None:
         async with slots:
-            await image.large_blob(layer, parts.path(layer))
+            digest = Digest(layer.digest)
+            if await asyncio.to_thread(_is_kept, work.kept, digest, unpacked.get(layer.digest)):
+                work.progress.add(layer.size)
+                return
+            path = work.folder / f"blob-{digest.hex}"
+            await image.large_blob(layer, path)
+            with path.open("rb") as file:
+                parts.paths[layer.digest] = work.kept.keep("blob", digest, path, file)
 
     try:
         async with asyncio.TaskGroup() as group:

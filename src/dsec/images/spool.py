@@ -2,7 +2,9 @@
 
 import hashlib
 import zlib
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,6 +16,7 @@ from dsec.model.errors import InvalidArgument, Unsupported
 __all__ = ["Digest", "compression_of", "open_archive", "sha256_of", "spool"]
 
 _PIECE = 1 << 20
+_AHEAD = 8
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE = b"\x2a\x4d\x18"
@@ -110,14 +113,25 @@ def spool(
     kind = compression_of(raw.read(8))
     raw.seek(0)
     hasher, total = hashlib.sha256(), 0
-    with target.open("xb") as out:
+    waiting: deque[Future[None]] = deque()
+
+    def take(data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[out.write(view) :]
+        if diff_id is not None:
+            hasher.update(data)
+
+    with target.open("xb", buffering=0) as out, ThreadPoolExecutor(1, thread_name_prefix="dsec-spool") as behind:
         for data in _unpacked(raw, kind, progress) if kind else iter(lambda: raw.read(_PIECE), b""):
             total += len(data)
             if total > config.archive_bytes:
                 raise InvalidArgument(f"a layer unpacks to more than {config.archive_bytes} bytes", field="source")
-            out.write(data)
-            if diff_id is not None:
-                hasher.update(data)
+            waiting.append(behind.submit(take, data))
+            while len(waiting) > _AHEAD:
+                waiting.popleft().result()
+        while waiting:
+            waiting.popleft().result()
     if diff_id is not None:
         diff_id.check(hasher.hexdigest(), "a layer, unpacked,")
     return target.open("rb", buffering=128 << 10)
@@ -134,7 +148,6 @@ def open_archive(
     size = raw.seek(0, 2)
     raw.seek(0)
     if compressed:
-        progress.step("unpack", size)
         with raw:
             return spool(raw, scratch, config, progress, diff_id)
     if size > config.archive_bytes:
@@ -142,4 +155,5 @@ def open_archive(
     if diff_id is not None:
         diff_id.check(sha256_of(raw), "a layer")
         raw.seek(0)
+        progress.add(size)
     return raw

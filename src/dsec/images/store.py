@@ -37,6 +37,11 @@ class LayerStore:
         self._clock = clock
         self._manifests: dict[str, LayerManifest] = {}
 
+    @property
+    def spool(self) -> Path:
+        """Where imports leave what they have fetched and unpacked."""
+        return self._state / "spool"
+
     def directory(self, digest: str) -> Path:
         """Where a layer's files are, or would be. Raises InvalidArgument for what is no digest."""
         return self._layers / Digest(digest).hex
