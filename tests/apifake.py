@@ -21,6 +21,8 @@ from dsec.model.outcome import ExecResult, Outcome
 from dsec.model.spec import Batch, SandboxSpec
 from dsec.model.views import (
     BatchItem,
+    CommitReport,
+    CommitRequest,
     ExecRequest,
     FileView,
     Page,
@@ -96,7 +98,7 @@ class Server:
             web.post("/v1/sandboxes", self.create), web.post("/v1/sandboxes/batch", self.batch),
             web.get("/v1/sandboxes", self.listing), web.post("/v1/sandboxes/stop", self.stop_many),
             web.get("/v1/me", self.me), web.get("/v1/images", self.images),
-            web.get(one, self.info), web.delete(one, self.stop), web.post(one + "/renew", self.info), web.get(one + "/metrics", self.usage), web.get(one + "/events", self.story),
+            web.get(one, self.info), web.delete(one, self.stop), web.post(one + "/renew", self.info), web.post(one + "/commit", self.commit), web.get(one + "/metrics", self.usage), web.get(one + "/events", self.story),
             *network_routes(self.sandboxes),
             web.post(one + "/exec", self.exec), web.post(one + "/processes", self.start), web.get(one + "/processes", self.list_jobs),
             web.get(one + "/processes/{pid}", self.job), web.delete(one + "/processes/{pid}", self.forget),
@@ -201,6 +203,11 @@ class Server:
             "origin": "test",
         }
         return answer([{"name": "python-3.11", "layer": layer}])
+
+    async def commit(self, request: web.Request) -> web.Response:
+        asked = msgspec.json.decode(await request.read(), type=CommitRequest)
+        layers = ("sha256:base", "sha256:made")
+        return answer(CommitReport(name=asked.name, digest=layers[-1], layers=layers, entries=1, bytes=2, whiteouts=0))
 
     async def info(self, request: web.Request) -> web.Response:
         view = self.sandboxes.get(request.match_info["id"])

@@ -75,11 +75,12 @@ HOMES = {
     "collections.abc": ["Callable", "Generator", "Iterable", "Mapping", "Sequence"],
     "pathlib": ["Path"],
     "types": ["TracebackType"],
+    "dsec.model.layers": ["ImageConfig"],
     "dsec.model.network": ["Flow", "NetworkRule", "NetworkView", "Verdict"],
     "dsec.model.outcome": ["ExecResult"],
     "dsec.model.plan": ["Usage"],
     "dsec.model.views": [
-        "FileEvent", "FileView", "ImageView", "Me", "PreviewView", "ProcessView", "PtySize", "SandboxEvent", "SandboxState", "SandboxView", "SessionView",
+        "CommitReport", "FileEvent", "FileView", "ImageView", "Me", "PreviewView", "ProcessView", "PtySize", "SandboxEvent", "SandboxState", "SandboxView", "SessionView",
     ],
     "dsec.sdk._sync.files": ["Files"],
     "dsec.sdk._sync.process": ["Process"],

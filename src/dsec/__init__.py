@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dsec.model.errors import Unauthenticated as Unauthenticated
     from dsec.model.errors import Unavailable as Unavailable
     from dsec.model.errors import Unsupported as Unsupported
+    from dsec.model.layers import ImageConfig as ImageConfig
     from dsec.model.network import Flow as Flow
     from dsec.model.network import NetLimits as NetLimits
     from dsec.model.network import NetworkRule as NetworkRule
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from dsec.model.outcome import SandboxEnd as SandboxEnd
     from dsec.model.plan import Usage as Usage
     from dsec.model.spec import MountSpec as MountSpec
+    from dsec.model.views import CommitReport as CommitReport
     from dsec.model.views import FileEvent as FileEvent
     from dsec.model.views import FileView as FileView
     from dsec.model.views import ImageView as ImageView
@@ -74,12 +76,13 @@ _ERRORS = (
 
 _HOMES = {
     "dsec.model.errors": _ERRORS,
+    "dsec.model.layers": ("ImageConfig",),
     "dsec.model.network": ("Flow", "NetLimits", "NetworkRule", "NetworkView"),
     "dsec.model.outcome": ("End", "Outcome", "SandboxEnd"),
     "dsec.model.plan": ("Usage",),
     "dsec.model.spec": ("MountSpec",),
     "dsec.model.views": (
-        "FileEvent", "FileView", "ImageView", "Me", "PreviewView", "ProcessView", "SandboxEvent", "SandboxState", "SandboxView", "SessionView",
+        "CommitReport", "FileEvent", "FileView", "ImageView", "Me", "PreviewView", "ProcessView", "SandboxEvent", "SandboxState", "SandboxView", "SessionView",
     ),
     "dsec.sdk._async.client": ("DSecClient",),
     "dsec.sdk._async.files": ("Files",),
@@ -101,8 +104,8 @@ _SOURCES = {name: (home, name) for home, names in _HOMES.items() for name in nam
 _PENDING = ("DSecFnCallArgs", "DSecFullVMRunArgs", "DSecMicroVMRunArgs")
 
 __all__ = [
-    "Busy", "CommandFailed", "CommandNotExecutable", "CommandNotFound", "Conflict", "DSecClient", "DSecContainerRunArgs",
-    "DSecError", "DeadlineExceeded", "End", "FileEvent", "FileView", "Files", "Flow", "HttpResponse", "ImageUnavailable",
+    "Busy", "CommandFailed", "CommandNotExecutable", "CommandNotFound", "CommitReport", "Conflict", "DSecClient", "DSecContainerRunArgs",
+    "DSecError", "DeadlineExceeded", "End", "FileEvent", "FileView", "Files", "Flow", "HttpResponse", "ImageConfig", "ImageUnavailable",
     "ImageView", "InfraError", "Interrupted", "InvalidArgument", "LimitReached", "Me", "MountSpec", "NetLimits", "NetworkRule", "NetworkView", "NotFound", "Outcome", "Output",
     "PermissionDenied", "PreviewView", "Process", "ProcessView", "Pty", "QuotaExceeded", "Refusal", "RequestError", "Result",
     "RuntimeFailure", "Sandbox", "SandboxEnd", "SandboxEvent", "SandboxFailed", "SandboxLost", "SandboxState", "SandboxView", "Session",

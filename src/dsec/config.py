@@ -24,6 +24,7 @@ from dsec.edge.node import NodeSettings
 from dsec.edge.operations import OperationSettings
 from dsec.edge.pulse import PulseSettings
 from dsec.gate.settings import GateSettings
+from dsec.images.committing import CommitSettings
 from dsec.images.settings import ImagesSettings
 from dsec.kernel.network import FabricSettings
 from dsec.model.errors import InvalidArgument
@@ -58,6 +59,7 @@ class Config:
     pulse: PulseSettings
     container: ContainerOptions
     images: ImagesSettings
+    commit: CommitSettings
     network: NetworkSettings
     fabric: FabricSettings
     gate: GateSettings

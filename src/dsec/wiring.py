@@ -23,11 +23,12 @@ from dsec.edge.backends.container import Container
 from dsec.edge.backends.settings import ContainerOptions, ContainerSettings
 from dsec.edge.gauges import EdgeGauges, Gauge
 from dsec.edge.network.networks import NetworkParts, Networks
-from dsec.edge.node import Foundation, Node
+from dsec.edge.node import Foundation, Host, Node
 from dsec.edge.routes import ROUTES
 from dsec.gate.client import GateProcess, GateSetup
 from dsec.gate.defaults import upstreams
 from dsec.gate.services import load_credentials, load_services
+from dsec.images.committing import Committer
 from dsec.images.mounts import NodeImages
 from dsec.images.names import NameStore
 from dsec.images.store import LayerStore
@@ -114,10 +115,11 @@ def _container(config: Config, clock: Clock, fabric: Fabric | None) -> Container
     return Container(settings, clock, UnixAgent, fabric)
 
 
-def _images(config: Config, clock: Clock, container: Container) -> NodeImages:
+def _images(config: Config, clock: Clock, container: Container) -> tuple[NodeImages, Committer]:
     layers = LayerStore(config.state, clock)
     names = NameStore(config.state, layers, clock)
-    return NodeImages(config.state, layers, names, clock, volumes=Volumes(container.pool), config=config.images)
+    images = NodeImages(config.state, layers, names, clock, volumes=Volumes(container.pool), config=config.images)
+    return images, Committer(layers, names, clock, config.commit)
 
 
 @asynccontextmanager
@@ -126,14 +128,15 @@ async def _edge(
 ) -> AsyncIterator[tuple[Node, NodeImages, EdgeGauges]]:
     network = _network(config, clock)
     container = _container(config, clock, network.fabric)
-    images = _images(config, clock, container)
+    images, commits = _images(config, clock, container)
     foundation = Foundation(
         directory=config.state,
         images=images,
+        commits=commits,
         backends={"container": container},
         clock=clock,
         id_key=id_key,
-        cpu_cores=float(len(os.sched_getaffinity(0))),
+        host=Host(float(len(os.sched_getaffinity(0)))),
         on_end=iam.release,
     )
     settings = replace(config.edge, lifecycle=config.lifecycle, operations=config.operations, pulse=config.pulse)
@@ -146,6 +149,7 @@ async def _edge(
                 raise Unsupported(f"sandboxes cannot run here: {error.detail}") from error
             yield edge, images, EdgeGauges(edge.lifecycle, _gauges(container, edge) | _network_gauges(edge.networks))
     finally:
+        commits.close()
         images.close()
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from dsec.cli.image_build import build
+from dsec.cli.image_commit import commit
 from dsec.cli.image_stores import register
 from dsec.cli.shelf import (
     fail_plainly,
@@ -20,6 +22,7 @@ from dsec.cli.shelf import (
     with_json,
     with_state,
 )
+from dsec.images.building import expire
 from dsec.images.collect import collect
 from dsec.images.daemon import SOCKET, save_image
 from dsec.images.importing import open_path
@@ -28,6 +31,7 @@ from dsec.images.oci import Platform, Workshop, host_platform, load, parse_platf
 from dsec.images.registry import credentials_from, pull
 from dsec.images.registryclient import Credentials, parse_reference
 from dsec.images.verify import Report, verify
+from dsec.kernel.clock import SystemClock
 from dsec.model.errors import ImageUnavailable, InvalidArgument, NotFound, PermissionDenied
 
 __all__ = ["command"]
@@ -38,7 +42,11 @@ _REGISTRY = "docker://"
 
 @click.group
 def command() -> None:
-    """Import, list, tag, verify and remove images."""
+    """Import, build, commit, list, tag, verify and remove images."""
+
+
+command.add_command(build)
+command.add_command(commit)
 
 
 register(command)
@@ -163,10 +171,20 @@ def remove(state: str | None, names: tuple[str, ...]) -> None:
 @with_state
 @with_json
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
-def gc(state: str | None, as_json: bool, dry_run: bool) -> None:
+@click.option(
+    "--builds",
+    type=float,
+    default=7 * 86400.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Forget steps of builds that none has used for so long.",
+)
+def gc(state: str | None, as_json: bool, dry_run: bool, builds: float) -> None:
     """Remove layers that have no name and are not mounted."""
     shelf = open_shelf(state)
     with fail_plainly():
+        if not dry_run:
+            expire(shelf.names, SystemClock().now() - builds)
         done = collect(shelf.state, shelf.layers, shelf.names, dry_run=dry_run)
     if as_json:
         show(done)

@@ -148,9 +148,9 @@ def show_import(record: NameRecord, shelf: Shelf, as_json: bool) -> None:
     if as_json:
         show(record)
         return
-    manifest = shelf.layers.manifest(record.digest)
+    layer = shelf.names.view(record.name).layer
     click.echo(f"{record.name} {record.digest}")
-    text = f"{manifest.entries} entries, {size_text(manifest.content_bytes)} in {size_text(manifest.data.size)}"
+    text = f"{layer.entries} entries, {size_text(layer.content_bytes)} in {size_text(layer.stored_bytes)}"
     click.echo(text, err=True)
     for note in record.notes:
         click.echo(f"note: {note}", err=True)

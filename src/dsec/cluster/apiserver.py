@@ -37,6 +37,7 @@ from dsec.model.views import BatchItem, ImageView, ListQuery, Me, Page, SandboxS
 from dsec.ports.clock import Clock
 from dsec.ports.cluster import Edge, Iam, Placement, Principal, Receive, Scope, Send, Watcher
 from dsec.ports.images import Images
+from dsec.rules.access import may_use_image
 from dsec.rules.admit import check
 from dsec.web import App, Bytes, Call, Route, Stream, bind, document, failure, lines, problem_of, refuse
 
@@ -196,6 +197,7 @@ class ApiServer:
         try:
             check(spec)
             await self._on.iam.authorise(principal, "sandbox.create", project)
+            self._check_images(spec, project)
             async with self._gate.enter():
                 view = await self._place(principal, spec, project, request_id)
         except DSecError as error:
@@ -203,6 +205,13 @@ class ApiServer:
             raise
         self.counts.created(self._on.clock.monotonic() - began, view.phases)
         return view
+
+    def _check_images(self, spec: SandboxSpec, project: str) -> None:
+        """An image of a project that is neither above nor below is as if it were not there."""
+        data = [mount.data for mount in spec.mounts if mount.data is not None]
+        for name in (spec.container_image, *([spec.workspace] if spec.workspace else []), *spec.toolkits, *data):
+            if not may_use_image(project, self._on.images.owner(name)):
+                raise NotFound(f"no image or layer is named {name!a}", what="image")
 
     async def _place(
         self, principal: Principal, spec: SandboxSpec, project: str, request_id: str | None
@@ -334,11 +343,13 @@ class ApiServer:
         return Stopped(stopped=stopped)
 
     async def list_images(self, call: Call[None, None]) -> list[ImageView]:
-        return self._on.images.list()
+        own = caller(call).project
+        return [image for image in self._on.images.list() if may_use_image(own, image.project)]
 
     async def get_image(self, call: Call[None, None]) -> ImageView:
+        own = caller(call).project
         for image in self._on.images.list():
-            if image.name == call.params["name"]:
+            if image.name == call.params["name"] and may_use_image(own, image.project):
                 return image
         raise NotFound("no image or layer of that name", what="image", image=call.params["name"])
 

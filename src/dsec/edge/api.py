@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from dsec.edge.commits import CommitHandlers
 from dsec.edge.door import Door, guard
 from dsec.edge.execution import Execution
 from dsec.edge.files import Files
@@ -14,6 +15,7 @@ from dsec.edge.previews import PreviewKey, Previews
 from dsec.edge.processes import Processes
 from dsec.edge.resident import Resident
 from dsec.edge.routes import (
+    COMMIT_ROUTES,
     FILE_ROUTES,
     NETWORK_ROUTES,
     PORT_ROUTES,
@@ -31,7 +33,7 @@ from dsec.model.outcome import End, ExecResult
 from dsec.model.plan import Usage
 from dsec.model.views import ExecRequest, SandboxEvent, SandboxView
 from dsec.ports.clock import Clock
-from dsec.ports.images import Images
+from dsec.ports.images import Commits, Images
 from dsec.rules import lifecycle as table
 from dsec.web import App, Call, bind
 
@@ -110,10 +112,10 @@ class SandboxHandlers:
 
 
 def application(
-    lifecycle: Lifecycle, operations: Operations, journal: Journal, images: Images, clock: Clock, key: PreviewKey
+    lifecycle: Lifecycle, operations: Operations, images: Images, commits: Commits, clock: Clock, key: PreviewKey
 ) -> App:
     """The ASGI application; the scope must carry the caller under "dsec.principal"."""
-    door = Door(lifecycle)
+    door, journal = Door(lifecycle), lifecycle.parts.journal
     execution = Execution(lifecycle, clock)
     handlers = bind(SANDBOX_ROUTES, SandboxHandlers(door, operations, execution, journal, images))
     handlers |= bind(PROCESS_ROUTES, Processes(door, operations, execution, clock))
@@ -123,4 +125,5 @@ def application(
     handlers |= bind(PORT_ROUTES, proxy)
     handlers |= bind(PREVIEW_ROUTES, Previews(door, operations, journal, clock, proxy, key))
     handlers |= bind(NETWORK_ROUTES, NetworkHandlers(door, operations))
+    handlers |= bind(COMMIT_ROUTES, CommitHandlers(door, operations, commits, clock))
     return App(ROUTES, handlers, clock, guard)

@@ -34,10 +34,10 @@ from dsec.model.views import ListQuery, Page, SandboxState, SandboxView
 from dsec.ports.backend import Backend
 from dsec.ports.clock import Clock
 from dsec.ports.cluster import Asgi, EdgeStatus, Principal
-from dsec.ports.images import Images
+from dsec.ports.images import Commits, Images
 from dsec.rules import lifecycle as table
 
-__all__ = ["Foundation", "Node", "NodeSettings"]
+__all__ = ["Foundation", "Host", "Node", "NodeSettings"]
 
 _log = logging.getLogger("dsec.edge")
 _MEMORY_FRESH = 0.5
@@ -61,18 +61,26 @@ class NodeSettings:
 
 
 @dataclass(frozen=True)
+class Host:
+    """What the host has: `cpu_cores`, and bytes of `memory` in total and available now."""
+
+    cpu_cores: float
+    memory: Callable[[], tuple[int, int]] = host_memory
+
+
+@dataclass(frozen=True)
 class Foundation:
     """What an edge stands on. `directory`: its own, for the journal. `id_key`: 16 to 32 secret bytes that seal ids.
-    `cpu_cores`: of the host. `on_end`: told of each sandbox of which nothing is left. `memory`: bytes in total, available."""
+    `on_end`: told of each sandbox of which nothing is left."""
 
     directory: Path
     images: Images
+    commits: Commits
     backends: Mapping[str, Backend]
     clock: Clock
     id_key: bytes
-    cpu_cores: float
+    host: Host
     on_end: Callable[[str], Coroutine[object, object, None]] | None = None
-    memory: Callable[[], tuple[int, int]] = host_memory
 
 
 class _FreshMemory:
@@ -126,7 +134,7 @@ class Node:
                 clock=clock,
                 timers=self.timers,
                 tasks=self._tasks,
-                memory=_FreshMemory(foundation.memory, clock),
+                memory=_FreshMemory(foundation.host.memory, clock),
                 on_end=foundation.on_end,
             ),
             settings.lifecycle,
@@ -134,7 +142,7 @@ class Node:
         self._operations = operations = Operations(self._journal, self._tasks, clock, settings.operations)
         self._retention = operations.retention
         links = PreviewKey(settings.number, self._epoch, foundation.id_key, clock)
-        self._api = application(self.lifecycle, operations, self._journal, foundation.images, clock, links)
+        self._api = application(self.lifecycle, operations, foundation.images, foundation.commits, clock, links)
         self._listing = Listing(self.lifecycle, self._journal)
         self.pulse = Pulse(lambda: list(self.lifecycle.residents.values()), self.lifecycle.feed, settings.pulse)
         self._healthy = False
@@ -222,7 +230,7 @@ class Node:
             sandbox_capacity=room.sandboxes,
             memory_bytes=int(room.memory_bytes * room.memory_overcommit),
             memory_committed=self.lifecycle.memory_committed,
-            cpu_cores=self._on.cpu_cores,
+            cpu_cores=self._on.host.cpu_cores,
             cpu_committed=self.lifecycle.cpu_committed,
             backends=tuple(self.lifecycle.offers.values()),
         )

@@ -9,9 +9,11 @@ from dsec.model.errors import (
     CommandNotExecutable,
     CommandNotFound,
     Conflict,
+    ImageUnavailable,
     LimitReached,
     NotFound,
     PermissionDenied,
+    QuotaExceeded,
     SandboxLost,
     TooLarge,
     Unavailable,
@@ -21,6 +23,8 @@ from dsec.model.network import Flow, NetworkChange, NetworkView
 from dsec.model.outcome import ExecResult
 from dsec.model.plan import Usage
 from dsec.model.views import (
+    CommitReport,
+    CommitRequest,
     ExecRequest,
     FileView,
     PreviewSpec,
@@ -37,6 +41,7 @@ from dsec.model.views import (
 from dsec.web import OCTETS, TAR, Route
 
 __all__ = [
+    "COMMIT_ROUTES",
     "FILE_ROUTES",
     "NETWORK_ROUTES",
     "PORT_ROUTES",
@@ -176,4 +181,19 @@ PREVIEW_ROUTES = (
           errors=(*_GONE, Busy, Unavailable), tag="previews"),
 )  # fmt: skip
 
-ROUTES = SANDBOX_ROUTES + PROCESS_ROUTES + SESSION_ROUTES + FILE_ROUTES + PORT_ROUTES + NETWORK_ROUTES + PREVIEW_ROUTES
+COMMIT_ROUTES = (
+    Route(name="commit_sandbox", method="POST", path=f"{_ID}/commit", summary="Make an image of it as it is now; it runs on.",
+          body=CommitRequest, answer=CommitReport, permission="image.write",
+          errors=(*_ACTS, PermissionDenied, QuotaExceeded, ImageUnavailable), acts=True, tag="images"),
+)  # fmt: skip
+
+ROUTES = (
+    SANDBOX_ROUTES
+    + PROCESS_ROUTES
+    + SESSION_ROUTES
+    + FILE_ROUTES
+    + PORT_ROUTES
+    + NETWORK_ROUTES
+    + PREVIEW_ROUTES
+    + COMMIT_ROUTES
+)

@@ -10,12 +10,12 @@ from dsec.model.errors import ImageUnavailable, InvalidArgument, NotFound
 from dsec.model.tree import Content, EntryKind, TreeEntry
 from dsec.rules.compose import shown
 
-__all__ = ["DirectoryInput"]
+__all__ = ["KINDS", "DirectoryInput"]
 
 _PIECE = 1 << 20
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_KINDS = {
+KINDS = {
     stat.S_IFREG: EntryKind.FILE, stat.S_IFDIR: EntryKind.DIR, stat.S_IFLNK: EntryKind.SYMLINK,
     stat.S_IFIFO: EntryKind.FIFO, stat.S_IFCHR: EntryKind.CHAR, stat.S_IFBLK: EntryKind.BLOCK,
 }  # fmt: skip
@@ -117,7 +117,7 @@ class DirectoryInput:
 
     def _entry(self, parent: int, name: bytes, path: bytes) -> TreeEntry | None:
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode))
+        kind = KINDS.get(stat.S_IFMT(found.st_mode))
         if kind is None:
             self._notes.add("sockets were left out: they are of use to the processes that made them only")
             return None

@@ -143,6 +143,13 @@ class NodeImages:
         """All names with their layers."""
         return self._names.views()
 
+    def owner(self, name: str) -> str:
+        """The project whose image `name` is; "" for everyone's, and for a name or digest that there is not."""
+        try:
+            return self._names.record(name).project
+        except (NotFound, InvalidArgument, ImageUnavailable):
+            return ""
+
     def held(self) -> frozenset[str]:
         """Digests of layers that somebody holds."""
         return frozenset(digest for digest, holders in self._holders.items() if holders)

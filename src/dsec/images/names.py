@@ -13,7 +13,10 @@ from dsec.model.layers import LayerKind, LayerManifest, NameRecord
 from dsec.model.views import ImageView, LayerView
 from dsec.ports.clock import Clock
 
-__all__ = ["NameStore", "check_name"]
+__all__ = ["BUILD_PREFIX", "NameStore", "check_name"]
+
+BUILD_PREFIX = "dsec-build/"
+"""Names that begin so are of builds: a step's layer by its key. No list shows them."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/:@+-]*[A-Za-z0-9])?")
 _MAX = 128
@@ -130,10 +133,12 @@ class NameStore:
         return found
 
     def views(self) -> list[ImageView]:
-        """All names with their layers, for people and programs. Left out: names whose layers are missing, damaged, or of another
+        """All names with their layers, for people and programs. Left out: those of builds' steps, and names whose layers are missing, damaged, or of another
         version."""
         found = []
         for record in self.all():
+            if record.name.startswith(BUILD_PREFIX):
+                continue
             try:
                 found.append(self._view(record))
             except (NotFound, ImageUnavailable):
@@ -160,7 +165,7 @@ class NameStore:
             stored_bytes=sum(blob.size for blob in blobs),
             origin=record.origin,
         )
-        return ImageView(name=record.name, layer=layer)
+        return ImageView(name=record.name, layer=layer, project=record.project)
 
     def _path(self, name: str) -> Path:
         return self._folder / (urllib.parse.quote(check_name(name), safe="") + _SUFFIX)

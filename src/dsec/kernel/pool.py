@@ -36,6 +36,7 @@ class Pool:
         self.root = state / "pool"
         self.cells = self.root / "cells"
         self.volumes = self.root / "volumes"
+        self.frozen = self.root / "frozen"
         self._image = state / "pool.img"
         self._lock = state / "pool.lock"
         self._rescue = state / "pool.rescue"
@@ -57,6 +58,7 @@ class Pool:
         with kernel_op("mkdir", str(self.cells)):
             self.cells.mkdir(exist_ok=True)
             self.volumes.mkdir(exist_ok=True)
+            self.frozen.mkdir(exist_ok=True)
 
     def close(self) -> bool:
         """Unmounts the pool; what is in it stays in its file or device. False, and nothing done, while it is in use: by a
@@ -179,6 +181,21 @@ class Pool:
         """Makes `parent/name` a snapshot of the subvolume `source`."""
         from_kernel(_native.subvolume_snapshot)(str(source), str(parent), name, read_only)
         return parent / name
+
+    def freeze(self, name: str, copy: str) -> Path:
+        """The changes of the writable layer `name` as of now, in the read-only snapshot `copy`; what was written before is on disk then."""
+        return self.snapshot(self.cells / name, self.frozen, copy, read_only=True) / "upper"
+
+    def thaw(self, copy: str) -> None:
+        """Removes what `freeze` made; done when it is not there."""
+        _delete(self.frozen, copy)
+
+    def thaw_all(self) -> None:
+        """Removes all that `freeze` made: what a server that died was reading."""
+        with kernel_op("readdir", str(self.frozen)):
+            names = os.listdir(self.frozen)
+        for name in names:
+            self.thaw(name)
 
     def used(self, name: str) -> tuple[int, int] | None:
         """Bytes that the writable layer holds now, and its limit; None where it is gone."""

@@ -5,13 +5,14 @@ from typing import Literal
 
 from msgspec import Struct
 
+from dsec.model.layers import ImageConfig
 from dsec.model.outcome import Outcome, SandboxEnd
 from dsec.model.spec import SandboxSpec
 
 __all__ = [
-    "BatchItem", "DirEntry", "ExecRequest", "FileEvent", "FileView", "ImageView", "LayerView",
+    "BatchItem", "CommitReport", "CommitRequest", "DirEntry", "ExecRequest", "FileEvent", "FileView", "ImageView", "LayerView",
     "ListQuery", "Me", "Page", "PreviewSpec", "PreviewView",
-    "Problem", "ProcessView", "PtySize", "SandboxEvent", "SandboxState", "SandboxView", "SessionRequest", "SessionRun", "SessionView",
+    "Portion", "Problem", "ProcessView", "PtySize", "SandboxEvent", "SandboxState", "SandboxView", "SessionRequest", "SessionRun", "SessionView",
     "StopMany", "Stopped", "StreamEvent", "TreeWritten",
 ]  # fmt: skip
 
@@ -247,11 +248,49 @@ class LayerView(Struct, frozen=True, kw_only=True):
     origin: str
 
 
-class ImageView(Struct, frozen=True, kw_only=True):
-    """A name in the store and the (topmost) layer it stands for."""
+class ImageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A name in the store and the (topmost) layer it stands for. `project`: whose it is; "" is everyone's."""
 
     name: str
     layer: LayerView
+    project: str = ""
+
+
+class CommitRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A sandbox's changes to become the image `name`. `scrub` and `keep`: patterns of paths to leave out and to keep whatever is left out
+    (`*`, `?`, `[a-z]`, `**`); `defaults`: whether what is of use to one sandbox only (docs/images.md) is left out too. `config`: of
+    the image; None: that of the sandbox's own."""
+
+    name: str
+    scrub: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    defaults: bool = True
+    config: ImageConfig | None = None
+
+
+class Portion(Struct, frozen=True, kw_only=True):
+    """A part of what was changed: how many paths, and the bytes of their files. `what`: a path, or the rule that scrubbed it."""
+
+    what: str
+    entries: int
+    bytes: int
+
+
+class CommitReport(Struct, frozen=True, kw_only=True):
+    """What a commit made. `layers`: the image's, lowest first, the new one last. `entries` and `bytes` of the new one, `whiteouts` of
+    them deletions. `kept`: by the first two names of paths, the largest 50; `scrubbed`: by rule; `notes`: what else was left out.
+    `phases`: seconds of each part."""
+
+    name: str
+    digest: str
+    layers: tuple[str, ...]
+    entries: int
+    bytes: int
+    whiteouts: int
+    kept: tuple[Portion, ...] = ()
+    scrubbed: tuple[Portion, ...] = ()
+    notes: tuple[str, ...] = ()
+    phases: dict[str, float] = {}
 
 
 class Me(Struct, frozen=True, kw_only=True):

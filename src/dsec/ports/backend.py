@@ -1,6 +1,7 @@
 """What all four backends share. Values cross it, never implementations."""
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from dsec.model.plan import Capabilities, Handle, Life, Plan, Usage
@@ -41,7 +42,8 @@ class Backend(Protocol):
     leaves nothing. `adopt` asks the kernel, not memory, after the edge was away. `agent` speaks to the sandbox's aether.
     `slot` is the host-wide number by which the node's network knows the sandbox, None where it has none.
     `wait_end` returns when the sandbox has died by itself, and says how. `tell_kills`: from now on, and at the end before `stop` is
-    done. All raise BackendFailure only.
+    done. `changes` holds, while its context is open, a directory with all that the sandbox has written, as of one moment and no longer
+    changing; the sandbox runs on. All raise BackendFailure only.
     """
 
     @property
@@ -57,3 +59,4 @@ class Backend(Protocol):
     def tell_kills(self, handle: Handle, tell: TellKills) -> None: ...
     async def stop(self, handle: Handle) -> None: ...
     async def usage(self, handle: Handle) -> Usage: ...
+    def changes(self, handle: Handle) -> AbstractAsyncContextManager[str]: ...

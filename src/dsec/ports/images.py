@@ -3,18 +3,31 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from msgspec import Struct
+
 from dsec.model.layers import Composition
 from dsec.model.plan import Mount
 from dsec.model.spec import MountSpec
-from dsec.model.views import ImageView
+from dsec.model.views import CommitReport, CommitRequest, ImageView
 
-__all__ = ["Images"]
+__all__ = ["Changed", "Commits", "Images"]
+
+
+class Changed(Struct, frozen=True, kw_only=True):
+    """What a sandbox has changed, as of one moment: `directory` of the node holds it, in the form of a layer and with owners as the sandbox sees them,
+    over the layers of `composition`. `project`: of whoever asks. `most_bytes`: that its files may have."""
+
+    sandbox_id: str
+    project: str
+    directory: str
+    composition: Composition
+    most_bytes: int
 
 
 class Images(Protocol):
     """`compose` resolves names to layers (NotFound, Conflict when a name is of another kind). `mounts` makes a composition's
     layers available on this node and holds them for `holder` until `release(holder)`; layers are mounted once a node and shared.
-    `extra` does the same for volumes and data layers. Raises ImageUnavailable when a layer cannot be read.
+    `owner` is the project whose image a name is, "" for everyone's and for names that there are not. `extra` does the same for volumes and data layers. Raises ImageUnavailable when a layer cannot be read.
     """
 
     def compose(self, base: str, workspace: str | None, toolkits: Sequence[str]) -> Composition: ...
@@ -22,4 +35,15 @@ class Images(Protocol):
     async def extra(self, specs: Sequence[MountSpec], holder: str) -> list[Mount]: ...
     async def release(self, holder: str) -> None: ...
     def list(self) -> list[ImageView]: ...
+    def owner(self, name: str) -> str: ...
     def bytes_read(self, digest: str) -> int | None: ...
+
+
+class Commits(Protocol):
+    """Makes images of what sandboxes have changed. `check` raises what can be known beforehand: InvalidArgument, QuotaExceeded, Busy. `commit`
+    makes, publishes and names a layer, all of it or nothing; it raises InvalidArgument, naming the path, for what a layer cannot
+    hold, QuotaExceeded and ImageUnavailable.
+    """
+
+    def check(self, request: CommitRequest, project: str) -> None: ...
+    async def commit(self, request: CommitRequest, changed: Changed) -> CommitReport: ...

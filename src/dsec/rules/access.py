@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dsec.model.errors import InvalidArgument, PermissionDenied
 
 __all__ = [
-    "PERMISSIONS", "ROOT_PROJECT", "check_delegation", "check_project_path", "may", "parent_of", "sees",
+    "PERMISSIONS", "ROOT_PROJECT", "check_delegation", "check_image_name", "check_project_path", "may", "may_use_image", "parent_of",
+    "sees",
 ]  # fmt: skip
 
 ROOT_PROJECT = "root"
@@ -20,6 +21,7 @@ PERMISSIONS: dict[str, str] = {
     "sandbox.read": "see sandboxes, their usage and events",
     "sandbox.use": "run commands in sandboxes, read and write their files, renew and stop them",
     "image.read": "see images and layers",
+    "image.write": "make images of sandboxes",
     "project.read": "see projects and their quota",
     "project.manage": "create, change and remove subprojects",
     "principal.manage": "create and remove principals",
@@ -47,6 +49,19 @@ def parent_of(path: str) -> str | None:
 def sees(own: str, project: str) -> bool:
     """True where someone of project `own` may see `project`: itself, or one below it."""
     return project == own or project.startswith(own + "/")
+
+
+def check_image_name(project: str, name: str) -> None:
+    """Raises PermissionDenied unless someone of `project` may give an image this name: root any, others one that begins with their
+    project's path below root and a slash ("team/run-7/tools:1" for root/team/run-7, and for root/team)."""
+    below = project.removeprefix(ROOT_PROJECT).removeprefix("/")
+    if below and not name.startswith(below + "/"):
+        raise PermissionDenied(f"images of {project} have names that begin with {below}/", project=project)
+
+
+def may_use_image(own: str, owner: str) -> bool:
+    """True where someone of project `own` may use an image of `owner` ("": everyone's): its own, of a project below or of one above."""
+    return not owner or sees(own, owner) or sees(owner, own)
 
 
 def may(own: str, permissions: frozenset[str], permission: str, project: str) -> bool:

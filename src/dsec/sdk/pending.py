@@ -24,7 +24,6 @@ PENDING_SANDBOX = {
     "resume": "pause and resume",
     "snapshot": "snapshots",
     "fork": "forks",
-    "commit": "committing a sandbox as an image",
 }
 
 

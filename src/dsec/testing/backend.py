@@ -4,22 +4,24 @@
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from enum import StrEnum
 
 from dsec.edge.tasks import TaskSet
-from dsec.model.errors import ImageUnavailable, NotFound
+from dsec.model.errors import DSecError, ImageUnavailable, NotFound, QuotaExceeded
 from dsec.model.layers import Composition, ImageConfig
 from dsec.model.outcome import End
 from dsec.model.plan import Aftermath, Capabilities, Handle, Life, Mount, Plan, Usage
 from dsec.model.spec import BackendKind, MountSpec
-from dsec.model.views import ImageView
+from dsec.model.views import CommitReport, CommitRequest, ImageView
 from dsec.ports.backend import BackendFailure, Started, TellKills
 from dsec.ports.clock import Clock
+from dsec.ports.images import Changed
 from dsec.testing.agent import FakeAgent
 from dsec.testing.network import FakeFabric
 
-__all__ = ["FakeBackend", "FakeCell", "FakeImages", "FakeKernel", "Trouble"]
+__all__ = ["FakeBackend", "FakeCell", "FakeCommits", "FakeImages", "FakeKernel", "Trouble"]
 
 
 class Trouble(StrEnum):
@@ -32,7 +34,7 @@ class Trouble(StrEnum):
 
 
 class FakeCell:
-    """A cell in the fake kernel. `broken`: only parts of it are there."""
+    """A cell in the fake kernel. `broken`: only parts of it are there. `taken`: contexts of `changes` that are open."""
 
     def __init__(self, agent: FakeAgent, plan: Plan) -> None:
         self.agent = agent
@@ -43,6 +45,7 @@ class FakeCell:
         self.oom_kills = 0
         self.pids_refused = 0
         self.disk_bytes = 0
+        self.taken = 0
         self.tell_kills: TellKills | None = None
 
     def die(self, end: End = End.RUNTIME, reason: str = "planted") -> None:
@@ -184,6 +187,18 @@ class FakeBackend:
             pids_refused=cell.pids_refused,
         )
 
+    @asynccontextmanager
+    async def changes(self, handle: Handle) -> AsyncIterator[str]:
+        """A name that says whose they are; there is no such directory."""
+        cell = self.cell(handle)
+        if cell is None or cell.broken:
+            raise BackendFailure("no such cell", aftermath=Aftermath.UNTOUCHED, end=End.RUNTIME)
+        cell.taken += 1
+        try:
+            yield f"/fake/{handle.state.decode()}"
+        finally:
+            cell.taken -= 1
+
 
 class FakeImages:
     """Implements ports.images.Images over names. `holders` are those that hold mounts now; `broken` names images that cannot
@@ -194,6 +209,7 @@ class FakeImages:
         self.configs: dict[str, ImageConfig] = {"base": ImageConfig()}
         self.holders: set[str] = set()
         self.broken: set[str] = set()
+        self.owners: dict[str, str] = {}
         self.release_failures = 0
 
     def compose(self, base: str, workspace: str | None, toolkits: Sequence[str]) -> Composition:
@@ -227,6 +243,36 @@ class FakeImages:
         """None."""
         return []
 
+    def owner(self, name: str) -> str:
+        """As the test, or a commit, set it."""
+        return self.owners.get(name, "")
+
     def bytes_read(self, digest: str) -> int | None:
         """Not told."""
         return None
+
+
+class FakeCommits:
+    """Implements ports.images.Commits: what is committed becomes a name of `images`. `fails`: what the next one raises. `seen`: what each
+    was made of."""
+
+    def __init__(self, images: FakeImages) -> None:
+        self._images = images
+        self.fails: DSecError | None = None
+        self.seen: list[Changed] = []
+
+    def check(self, request: CommitRequest, project: str) -> None:
+        """Refuses the name "full"."""
+        if request.name == "full":
+            raise QuotaExceeded("planted", project=project)
+
+    async def commit(self, request: CommitRequest, changed: Changed) -> CommitReport:
+        """Names the layers of the sandbox and one more."""
+        self.seen.append(changed)
+        failure, self.fails = self.fails, None
+        if failure is not None:
+            raise failure
+        self._images.configs[request.name] = request.config or changed.composition.config
+        self._images.owners[request.name] = changed.project
+        layers = (*changed.composition.layers, request.name)
+        return CommitReport(name=request.name, digest=request.name, layers=layers, entries=1, bytes=0, whiteouts=0)

@@ -201,6 +201,9 @@ class FakeImages:
     def bytes_read(self, digest: str) -> int | None:
         return None
 
+    def owner(self, name: str) -> str:
+        return "root/one" if name.startswith("one/") else ""
+
 
 class Platform:
     """Services on fake edges behind a real socket on loopback."""

@@ -9,7 +9,7 @@ from typing import Any
 from dsec.edge.lifecycle import LifecycleSettings
 from dsec.edge.network.networks import NetworkParts
 from dsec.edge.network.settings import NetworkSettings
-from dsec.edge.node import Foundation, Node, NodeSettings
+from dsec.edge.node import Foundation, Host, Node, NodeSettings
 from dsec.edge.operations import OperationSettings
 from dsec.edge.tasks import TaskSet
 from dsec.model.network import Service
@@ -18,7 +18,7 @@ from dsec.model.views import SandboxView
 from dsec.ports.cluster import Principal
 from dsec.testing.agent import FakeAgent
 from dsec.testing.asgi import AsgiClient
-from dsec.testing.backend import FakeBackend, FakeCell, FakeImages, FakeKernel
+from dsec.testing.backend import FakeBackend, FakeCell, FakeCommits, FakeImages, FakeKernel
 from dsec.testing.clock import VirtualClock
 from dsec.testing.network import FakeFabric, FakeGate
 
@@ -43,6 +43,7 @@ class Rig:
         self.kernel = kernel
         self.backend = backend
         self.images = images
+        self.commits = FakeCommits(images)
         self.ended: list[str] = []
         self.gate = FakeGate()
         self.client = AsgiClient(node.api, PRINCIPAL)
@@ -106,6 +107,7 @@ async def running(
     kernel = kernel or FakeKernel()
     async with TaskSet(clock) as own:
         images = FakeImages(clock)
+        commits = FakeCommits(images)
         backend = FakeBackend(kernel, tasks or own)
         ended: list[str] = []
         parts = None
@@ -125,12 +127,12 @@ async def running(
         foundation = Foundation(
             directory=directory,
             images=images,
+            commits=commits,
             backends={"container": backend},
             clock=clock,
             id_key=b"k" * 32,
-            cpu_cores=2.0,
+            host=Host(2.0, lambda: (64 * GIB, 32 * GIB)),
             on_end=on_end,
-            memory=lambda: (64 * GIB, 32 * GIB),
         )
         settings = NodeSettings(
             lifecycle=LifecycleSettings(**lifecycle), operations=OperationSettings(grace=grace, kept_stream_kib=1)
@@ -139,7 +141,7 @@ async def running(
         clock.listeners.append(node.timers.poke)
         async with node:
             rig = Rig(node, clock, kernel, backend, images)
-            rig.ended = ended
+            rig.ended, rig.commits = ended, commits
             if network is not None:
                 rig.gate = network[1]
             yield rig

@@ -172,7 +172,7 @@ async def test_list_get_and_stop_many(server: Server, client: dsec.DSecClient) -
 
 
 async def test_published_names_without_a_backend_are_unsupported(client: dsec.DSecClient, box: dsec.Sandbox) -> None:
-    for name in ["pause", "resume", "snapshot", "fork", "commit"]:
+    for name in ["pause", "resume", "snapshot", "fork"]:
         with pytest.raises(dsec.Unsupported):
             await getattr(box, name)()
     for name in ["run_microvm", "run_fullvm", "fncall"]:

@@ -13,16 +13,17 @@ import dsec.sync
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLIC = """
-Busy CommandFailed CommandNotExecutable CommandNotFound Conflict DSecClient DSecContainerRunArgs DSecError DeadlineExceeded
-End FileEvent FileView Files Flow HttpResponse ImageUnavailable ImageView InfraError Interrupted InvalidArgument LimitReached Me MountSpec NetLimits NetworkRule NetworkView
-NotFound Outcome Output PermissionDenied PreviewView Process ProcessView Pty QuotaExceeded Refusal RequestError Result RuntimeFailure
-Sandbox SandboxEnd SandboxEvent SandboxFailed SandboxLost SandboxState SandboxView Session SessionView TaskError TooLarge Transfer Tunnel
-Unauthenticated Unavailable Unsupported Usage sync
+Busy CommandFailed CommandNotExecutable CommandNotFound CommitReport Conflict DSecClient DSecContainerRunArgs
+DSecError DeadlineExceeded End FileEvent FileView Files Flow HttpResponse ImageConfig ImageUnavailable ImageView
+InfraError Interrupted InvalidArgument LimitReached Me MountSpec NetLimits NetworkRule NetworkView NotFound Outcome
+Output PermissionDenied PreviewView Process ProcessView Pty QuotaExceeded Refusal RequestError Result RuntimeFailure
+Sandbox SandboxEnd SandboxEvent SandboxFailed SandboxLost SandboxState SandboxView Session SessionView TaskError
+TooLarge Transfer Tunnel Unauthenticated Unavailable Unsupported Usage sync
 """.split()
 
 METHODS = {
     "DSecClient": "close get image images me open run_container run_containers sandboxes stop_many",
-    "Sandbox": "attach events exec files http id info metrics net_log network open_session phases preview previews processes renew revoke_preview run_shell sessions set_network_rules set_phase start stop tunnel view",
+    "Sandbox": "attach commit events exec files http id info metrics net_log network open_session phases preview previews processes renew revoke_preview run_shell sessions set_network_rules set_phase start stop tunnel view",
     "Process": "close_stdin detach id info resize signal stop stream view wait write",
     "Session": "close id run view",
     "Tunnel": "close read write",
@@ -36,7 +37,7 @@ def public(kind: type) -> set[str]:
 
 REQUEST_ID = {
     "DSecClient": "run_container run_containers stop_many",
-    "Sandbox": "exec open_session preview renew run_shell set_network_rules set_phase start",
+    "Sandbox": "commit exec open_session preview renew run_shell set_network_rules set_phase start",
     "Process": "signal",
     "Session": "run",
     "Files": "mkdir move remove write",

@@ -7,13 +7,14 @@ import signal
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from errno import EBUSY, ENODEV, ESRCH
 from hashlib import sha256
 from threading import Lock
 from typing import TypeVar
 
 from dsec.edge.backends.cell import cell_plan, end_all, is_first, on_cpus
+from dsec.edge.backends.changes import frozen_changes
 from dsec.edge.backends.handle import HANDLE_VERSION, CellState, encode, failure_of, opened
 from dsec.edge.backends.kills import Kills
 from dsec.edge.backends.settings import ContainerSettings
@@ -83,6 +84,7 @@ class Container:
         self._starting: dict[str, asyncio.Future[None]] = {}
         self._next_look: asyncio.TimerHandle | None = None
         self._mending = Lock()
+        self._frozen = 0
 
     @property
     def pool(self) -> Pool:
@@ -133,6 +135,7 @@ class Container:
             end_all(self._groups, self._settings.stop_seconds)
             self._pool.mend()
         self._pool.open()
+        self._pool.thaw_all()
         self._slots.open()
         for name in self._groups.names():
             # Sandboxes that outlived their server keep their ids, whether or not a journal still knows them.
@@ -464,6 +467,13 @@ class Container:
             oom_kills=groups.oom_kills,
             pids_refused=groups.pids_refused,
         )
+
+    def changes(self, handle: Handle) -> AbstractAsyncContextManager[str]:
+        if self._workers is None:
+            raise BackendFailure("the backend is not open", aftermath=Aftermath.UNTOUCHED, end=End.INTERNAL)
+        name = opened(handle).name
+        self._frozen += 1
+        return frozen_changes(self._pool, name, f"{name}.{self._frozen}", self._workers)
 
     async def _work(self, job: Callable[..., _T], *args: object) -> _T:
         if self._workers is None:

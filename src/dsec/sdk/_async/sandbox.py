@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dsec.model.errors import InvalidArgument, TooLarge
+from dsec.model.layers import ImageConfig
 from dsec.model.network import Flow, NetworkChange, NetworkRule, NetworkView, Verdict
 from dsec.model.outcome import ExecResult
 from dsec.model.plan import Usage
 from dsec.model.views import (
+    CommitReport,
+    CommitRequest,
     ExecRequest,
     PreviewSpec,
     PreviewView,
@@ -44,6 +47,7 @@ _preview = msgspec.json.Decoder(PreviewView)
 _previews = msgspec.json.Decoder(list[PreviewView])
 _network = msgspec.json.Decoder(NetworkView)
 _flows = msgspec.json.Decoder(list[Flow])
+_commit = msgspec.json.Decoder(CommitReport)
 _process = msgspec.json.Decoder(ProcessView)
 _processes = msgspec.json.Decoder(list[ProcessView])
 _session = msgspec.json.Decoder(SessionView)
@@ -326,6 +330,32 @@ class Sandbox:
     async def net_log(self, *, limit: int = 1000, verdict: Verdict | None = None) -> list[Flow]:
         """The newest `limit` flows of those kept, oldest first. `pid` and `comm` are what the program in the sandbox said of itself."""
         return await self._transport.call("GET", self._path("network", "log", limit=limit, verdict=verdict), _flows)
+
+    async def commit(
+        self,
+        name: str,
+        *,
+        scrub: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        defaults: bool = True,
+        config: ImageConfig | None = None,
+        timeout: float = 3600.0,
+        request_id: str | None = None,
+    ) -> CommitReport:
+        """Make what it has changed, as of now, a layer over its own, and `name` an image of all of them. It runs on meanwhile.
+
+        `scrub` and `keep`: patterns of paths that are left out, and that are kept whatever else is said; `defaults`: caches, /tmp and what
+        else only this sandbox had use for is left out too. `config`: the image's; None: that of this one's image. `timeout`
+        seconds for all. Raises InvalidArgument for a name, a pattern, or what a layer cannot hold; PermissionDenied for a name
+        outside of the project's; QuotaExceeded, Busy, SandboxLost.
+        """
+        request = CommitRequest(
+            name=name, scrub=tuple(scrub), keep=tuple(keep), defaults=defaults, config=config
+        )  # fmt: skip
+        return await self._transport.call(
+            "POST", self._path("commit"), _commit, body=_encode(request), request_id=request_id, deadline=timeout,
+            cancel=self._cancel_path,
+        )  # fmt: skip
 
     async def info(self) -> SandboxView:
         """The sandbox as it is now. Raises NotFound once the platform has forgotten it."""

@@ -5,10 +5,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import dsec.sdk._async.sandbox as _async
+from dsec.model.layers import ImageConfig
 from dsec.model.network import Flow, NetworkRule, NetworkView, Verdict
 from dsec.model.outcome import ExecResult
 from dsec.model.plan import Usage
-from dsec.model.views import PreviewView, ProcessView, PtySize, SandboxEvent, SandboxView
+from dsec.model.views import CommitReport, PreviewView, ProcessView, PtySize, SandboxEvent, SandboxView
 from dsec.sdk._sync.files import Files
 from dsec.sdk._sync.process import Process
 from dsec.sdk._sync.session import Session
@@ -203,6 +204,26 @@ class Sandbox:
     def net_log(self, *, limit: int = 1000, verdict: Verdict | None = None) -> list[Flow]:
         """The newest `limit` flows of those kept, oldest first. `pid` and `comm` are what the program in the sandbox said of itself."""
         return self._portal.run(self._inner.net_log(limit=limit, verdict=verdict))
+
+    def commit(
+        self,
+        name: str,
+        *,
+        scrub: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        defaults: bool = True,
+        config: ImageConfig | None = None,
+        timeout: float = 3600.0,
+        request_id: str | None = None,
+    ) -> CommitReport:
+        """Make what it has changed, as of now, a layer over its own, and `name` an image of all of them. It runs on meanwhile.
+
+        `scrub` and `keep`: patterns of paths that are left out, and that are kept whatever else is said; `defaults`: caches, /tmp and what
+        else only this sandbox had use for is left out too. `config`: the image's; None: that of this one's image. `timeout`
+        seconds for all. Raises InvalidArgument for a name, a pattern, or what a layer cannot hold; PermissionDenied for a name
+        outside of the project's; QuotaExceeded, Busy, SandboxLost.
+        """
+        return self._portal.run(self._inner.commit(name, scrub=scrub, keep=keep, defaults=defaults, config=config, timeout=timeout, request_id=request_id))
 
     def info(self) -> SandboxView:
         """The sandbox as it is now. Raises NotFound once the platform has forgotten it."""
