@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from dsec.images.groups import first_failure
 from dsec.images.kept import Kept
 from dsec.images.oci import Descriptor, Manifest, OciConfig, Platform, Workshop, choose, parse
 from dsec.images.registryclient import Access, Credentials, Reference, RegistryClient, read_bounded
@@ -139,13 +140,10 @@ async def _fetch_blobs(image: "_Image", manifest: Manifest, parts: Pulled, work:
             with path.open("rb") as file:
                 parts.paths[layer.digest] = work.kept.keep("blob", digest, path, file)
 
-    try:
+    with first_failure():
         async with asyncio.TaskGroup() as group:
             for layer in layers.values():
                 group.create_task(fetch(layer))
-    except ExceptionGroup as several:
-        # One failure cancels the rest; the first is the reason.
-        raise several.exceptions[0] from several
 
 
 class _Image:

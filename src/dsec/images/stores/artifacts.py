@@ -38,7 +38,7 @@ _BLOB_TYPE = "application/vnd.dsec.layer.{}.v2"
 _TITLE = "org.opencontainers.image.title"
 _DIGEST = "vnd.dsec.layer.digest"
 _MAX_MANIFEST = 16 << 20
-_MAX_LISTED = 2_000_000
+MAX_LISTED = 2_000_000
 _PAGE = 1000
 _LINK = re.compile(r'<([^>]*)>\s*;\s*rel="?next"?')
 
@@ -342,8 +342,8 @@ class Artifacts:
             except msgspec.DecodeError as error:
                 raise ImageUnavailable(f"{self.url}: the list of tags is damaged: {error}") from error
             seen += max(len(tags), _PAGE)  # an empty page counts too: they must end
-            if seen > _MAX_LISTED:
-                raise ImageUnavailable(f"{self.url} has more than {_MAX_LISTED} tags")
+            if seen > MAX_LISTED:
+                raise ImageUnavailable(f"{self.url} has more than {MAX_LISTED} tags")
             for tag in tags:
                 yield tag
             path = following[1] if following else ""

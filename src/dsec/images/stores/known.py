@@ -2,8 +2,10 @@
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
+from dsec.images.groups import first_failure
 from dsec.images.stores.layout import SAFE_SECONDS, Folder, Item, Store, Stored, StoreHead, mark_of
 from dsec.model.errors import ImageUnavailable, NotFound
 from dsec.ports.clock import Clock
@@ -27,7 +29,6 @@ class Known:
         self._bits = head.known_bits
         self._cache: dict[str, bytes] = {}
         self._cached = 0
-        self._packs: dict[bytes, int | None] = {}
 
     async def condemned(self) -> set[str]:
         """The marks of what a push must leave alone: `prune` may remove it at any time from now on."""
@@ -45,13 +46,15 @@ class Known:
             async with slots:
                 raw = await self._segment(stored.name)
             if raw is not None:
-                found.update(await asyncio.to_thread(find_places, raw, wanted))
+                with suppress(ImageUnavailable):  # a damaged segment costs space, no more
+                    found.update(await asyncio.to_thread(find_places, raw, wanted))
 
-        async with asyncio.TaskGroup() as group:
-            for stored in sorted(listed, key=lambda each: each.size, reverse=True):
-                left -= stored.size
-                if left >= 0:
-                    group.create_task(look(stored))
+        with first_failure():
+            async with asyncio.TaskGroup() as group:
+                for stored in sorted(listed, key=lambda each: each.size, reverse=True):
+                    left -= stored.size
+                    if left >= 0:
+                        group.create_task(look(stored))
         sizes = await self._sizes({place.pack for place in found.values()})
         return {
             digest: place
@@ -70,9 +73,10 @@ class Known:
             async with slots:
                 await self._write(shard, part)
 
-        async with asyncio.TaskGroup() as group:
-            for shard, part in shards.items():
-                group.create_task(write(shard, part))
+        with first_failure():
+            async with asyncio.TaskGroup() as group:
+                for shard, part in shards.items():
+                    group.create_task(write(shard, part))
 
     async def compact(self) -> int:
         """Makes one segment of many small ones, shard by shard; how many went. Readers find the new one before the old ones go."""
@@ -86,25 +90,24 @@ class Known:
         return gone
 
     async def forget(self, packs: Collection[bytes]) -> None:
-        """Takes all that lies in `packs` out of the index."""
+        """Takes all that lies in `packs` out of the index, and segments that are damaged."""
         async for stored in self._store.list(Folder.KNOWN):
             raw = await self._segment(stored.name)
-            if raw is not None and any(place.pack in packs for _, place in decode_segment(raw)):
+            said = None if raw is None else _said(raw)
+            if said is None or any(place.pack in packs for place in said.values()):
                 await self._replace(stored.name.partition("/")[0], [stored.name], packs)
 
-    async def _replace(self, shard: str, names: Iterable[str], without: Collection[bytes]) -> int:
+    async def _replace(self, shard: str, names: Sequence[str], without: Collection[bytes]) -> int:
         merged: dict[bytes, Place] = {}
-        read = []
         for name in names:
             raw = await self._segment(name)
-            if raw is not None:
-                read.append(name)
-                merged.update((digest, place) for digest, place in decode_segment(raw) if place.pack not in without)
+            said = _said(raw) if raw is not None else None
+            merged.update((digest, place) for digest, place in (said or {}).items() if place.pack not in without)
         kept = await self._write(shard, merged) if merged else ""
-        for name in read:
+        for name in names:
             if name != kept:
                 await self._store.remove(Item(Folder.KNOWN, name))
-        return len(read)
+        return len(names)
 
     async def _write(self, shard: str, places: Mapping[bytes, Place]) -> str:
         raw = encode_segment(places)
@@ -118,8 +121,6 @@ class Known:
             return self._cache[name]
         try:
             raw = await self._store.read(Item(Folder.KNOWN, name), MAX_SEGMENT_BYTES)
-            for _ in decode_segment(raw):
-                break
         except (NotFound, ImageUnavailable):
             return None
         if hashlib.sha256(raw).hexdigest() != name.rpartition("/")[2]:
@@ -131,16 +132,25 @@ class Known:
 
     async def _sizes(self, packs: Collection[bytes]) -> dict[bytes, int | None]:
         slots = asyncio.Semaphore(_PARALLEL)
+        sizes: dict[bytes, int | None] = {}
 
         async def ask(pack: bytes) -> None:
             async with slots:
-                self._packs[pack] = await self._store.size(_pack(pack))
+                sizes[pack] = await self._store.size(_pack(pack))
 
-        async with asyncio.TaskGroup() as group:
-            for pack in packs:
-                if self._packs.get(pack) is None:
+        with first_failure():
+            async with asyncio.TaskGroup() as group:
+                for pack in packs:
                     group.create_task(ask(pack))
-        return self._packs
+        return sizes
+
+
+def _said(raw: bytes) -> dict[bytes, Place] | None:
+    """All that a segment says; None for a damaged one."""
+    try:
+        return dict(decode_segment(raw))
+    except ImageUnavailable:
+        return None
 
 
 def _pack(pack: bytes) -> Item:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Directory", "Objects", "open_bucket", "open_directory"]
 
 MAX_LISTED = 2_000_000
+TIMEOUTS: "ClientConfig" = {"connect_timeout": "10s", "read_timeout": "20s", "timeout": "120s"}
+RETRY_SECONDS = 60
 _MULTIPART = 64 << 20
 _PIECE = 1 << 20
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -124,16 +126,24 @@ class Directory(Objects):
 
     async def write(self, item: Item, data: bytes | Path) -> None:
         await super().write(item, data)
-        self._unsafe.add(self.root / item.path)
+        if item.folder in (Folder.PACKS, Folder.BLOBS, Folder.MAPS):
+            self._unsafe.add(self.root / item.path)
+        elif item.folder in (Folder.MANIFESTS, Folder.NAMES, Folder.SIGNATURES, Folder.PROFILES):
+            await self._settle({self.root / item.path}, item)
 
     async def publish(self, layer: str, manifest: bytes, parts: Sequence[Item]) -> None:
         # A host that stops now must not come back with a manifest and without what it names.
         unsafe, self._unsafe = self._unsafe, set()
-        with self._plainly(Item(Folder.MANIFESTS, layer)):
-            await asyncio.to_thread(_make_safe, unsafe)
+        await self._settle(unsafe, Item(Folder.PACKS, ""))
         await super().publish(layer, manifest, parts)
-        with self._plainly(Item(Folder.MANIFESTS, layer)):
-            await asyncio.to_thread(_make_safe, self._unsafe)
+
+    async def remove(self, item: Item) -> None:
+        await super().remove(item)
+        self._unsafe.discard(self.root / item.path)
+
+    async def _settle(self, paths: set[Path], item: Item) -> None:
+        with self._plainly(item):
+            await asyncio.to_thread(_make_safe, paths)
 
     def place(self, item: Item) -> Path:
         """Where an item is, for what can be mounted from there."""
@@ -194,13 +204,8 @@ def open_bucket(options: StoreOptions) -> Objects:
         given["secret_access_key"] = options.secret_key
         if options.token:
             given["session_token"] = options.token
-    client: ClientConfig = {
-        "allow_http": options.allow_http,
-        "connect_timeout": "10s",
-        "read_timeout": "20s",
-        "timeout": "120s",
-    }
-    retry: RetryConfig = {"max_retries": 6, "retry_timeout": timedelta(seconds=60)}
+    client: ClientConfig = {**TIMEOUTS, "allow_http": options.allow_http}
+    retry: RetryConfig = {"max_retries": 6, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
     prefix = parts.path.strip("/")
     store = S3Store(parts.netloc, prefix=prefix or None, config=given, client_options=client, retry_config=retry)
     return Objects(f"s3://{parts.netloc}/{prefix}", store)

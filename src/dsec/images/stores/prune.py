@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
+from dsec.images.groups import first_failure
 from dsec.images.index import ENTRY_BYTES, HEAD_BYTES
 from dsec.images.stores.known import Known
 from dsec.images.stores.layout import (
@@ -129,8 +130,9 @@ async def _reached(store: Store) -> Collection[tuple[Folder, str]]:
 
     while tops := tops - done:
         done |= tops
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(follow(digest)) for digest in sorted(tops)]
+        with first_failure():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(follow(digest)) for digest in sorted(tops)]
         tops = {below for task in tasks for below in task.result()}
     return reached
 

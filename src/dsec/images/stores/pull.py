@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsec.images.groups import first_failure
 from dsec.images.index import ChunkIndex
 from dsec.images.inputs import Progress
 from dsec.images.manifests import MAX_MANIFEST_BYTES, decode_manifest
@@ -107,14 +108,11 @@ async def fetch_data(store: Store, fetched: Fetched, progress: Progress) -> None
             finally:
                 slots.release()
 
-        try:
+        with first_failure():
             async with asyncio.TaskGroup() as group:
                 for read in plan_reads(wanted_places(fetched, numbers)):
                     await slots.acquire()
                     group.create_task(fill(read))
-        except ExceptionGroup as several:
-            # One failure cancels the rest; the first is the reason.
-            raise several.exceptions[0] from several
         await asyncio.to_thread(os.fsync, fd)
     finally:
         os.close(fd)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from dsec.images.groups import first_failure
 from dsec.images.inputs import Progress
 from dsec.images.stores.frames import press_file
 from dsec.images.stores.known import Known
@@ -150,7 +151,7 @@ class _Packs:
     async def send(self, source: LayerSource, numbers: Sequence[int], progress: Progress) -> dict[bytes, Place]:
         """Puts chunks into packs and those into the store; gives where the chunks are."""
         packer, done = Packer(), 0
-        try:
+        with first_failure():
             async with asyncio.TaskGroup() as group, aclosing(source.frames(numbers, group)) as batches:
                 async for batch in batches:
                     for frame in batch:
@@ -162,9 +163,6 @@ class _Packs:
                 rest = packer.rest()
                 if rest:
                     await self._start(group, rest)
-        except ExceptionGroup as several:
-            # One failure cancels the rest; the first is the reason.
-            raise several.exceptions[0] from several
         await self._say()
         return self._places
 
