@@ -82,6 +82,19 @@ class Dockerd:
             if "error" in json.loads(line):
                 raise RuntimeError(f"docker pull {reference}: {json.loads(line)['error']}")
 
+    def take(self, name: str, tag: str, packed: bytes) -> None:
+        """Makes an image of a root file system's tar."""
+        connection = _UnixConnection(self.folder / "docker.sock")
+        try:
+            path = f"/images/create?fromSrc=-&repo={name}&tag={tag}"
+            connection.request("POST", path, packed, {"Content-Type": "application/x-tar"})
+            answer = connection.getresponse()
+            said = answer.read()
+            if answer.status >= 400 or b'"error"' in said:
+                raise RuntimeError(f"docker import {name}:{tag}: {answer.status} {said[:200]!r}")
+        finally:
+            connection.close()
+
     def start(self, reference: str, argv: list[str]) -> str:
         """A container without network that runs `argv`; its id."""
         spec = {"Image": reference, "Cmd": argv, "HostConfig": {"NetworkMode": "none"}}

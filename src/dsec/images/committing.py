@@ -84,8 +84,8 @@ class Committer:
         bounds = ImportConfig(entries=self._settings.entries, content_bytes=changed.most_bytes)
         notes = Notes()
         scrub = Scrub(request.scrub, request.keep, defaults=request.defaults)
-        source = UpperInput(Path(changed.directory), number=0, config=bounds, notes=notes, scrub=scrub)
         below = self._below(changed.composition)
+        source = UpperInput(Path(changed.directory), number=0, config=bounds, notes=notes, scrub=scrub)
         try:
             with self._layers.scratch() as folder:
                 tree = list(source.entries())
