@@ -7,13 +7,27 @@ from pathlib import Path
 
 import uvloop
 
-from bench import commit, create, density, exec, files, images, layers, mirror, neighbours, net, net_density, warm_read
+from bench import (
+    commit,
+    create,
+    density,
+    exec,
+    files,
+    images,
+    importing,
+    layers,
+    mirror,
+    neighbours,
+    net,
+    net_density,
+    warm_read,
+)
 from bench.figures import OUT
 
 __all__ = ["main"]
 
 BENCHMARKS = {
-    "commit": commit.run, "create": create.run, "exec": exec.run, "density": density.run, "files": files.run, "layers": layers.run, "mirror": mirror.run,
+    "commit": commit.run, "create": create.run, "exec": exec.run, "density": density.run, "files": files.run, "import": importing.run, "layers": layers.run, "mirror": mirror.run,
     "neighbours": neighbours.run, "net": net.run, "net-density": net_density.run,
 }  # fmt: skip
 WITH_IMAGES = {"images": images.run, "warm-read": warm_read.run}

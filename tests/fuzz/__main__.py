@@ -20,6 +20,7 @@ GUIDED = (
     "layers",
     "unpack",
     "imports",
+    "parts",
     "dockerfile",
     "patterns",
     "download",

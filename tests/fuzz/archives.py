@@ -8,16 +8,20 @@ import tempfile
 from pathlib import Path
 
 from dsec.images.importing import Quiet, open_path
+from dsec.images.index import ChunkIndex, encode_index, index_root
 from dsec.images.inputs import ImportConfig, Notes
+from dsec.images.manifests import decode_manifest, encode_manifest
 from dsec.images.oci import Platform
+from dsec.images.records import FileRecord, read_records, write_records
 from dsec.images.spool import spool
 from dsec.images.tar import TarInput
 from dsec.model.errors import DSecError
+from dsec.model.layers import Blob, LayerKind, LayerManifest
 from dsec.model.tree import EntryKind, TreeEntry
 from dsec.rules.compose import flatten, overlay_layer
 from fuzz.draw import Draw
 from fuzz.hostile import Archive, archive, packed
-from imagekit import Shelf
+from imagekit import Shelf, sha
 
 BOUNDS = ImportConfig(
     entries=200, content_bytes=1 << 20, archive_bytes=1 << 21, header_bytes=1 << 14, sparse_pieces=100, document_bytes=1 << 14,
@@ -176,3 +180,61 @@ def imports(data: bytes) -> None:
     assert open_descriptors() == before
     assert sorted(os.listdir(folder)) == ["input", "state"]
     assert [name for name in os.listdir(folder / "state/tmp") if not name.startswith(".")] == []
+
+
+def parts(data: bytes) -> None:
+    """An index, a manifest or a record as a store may send it, whole or with bytes changed: read within its bounds, or refused."""
+    draw = Draw(data)
+    which, place = draw.below(4), draw.number(2)
+    change = draw.bytes(8)
+    lengths = [1 + draw.below(70) for _ in range(draw.below(40))]
+    digests = b"".join(bytes([n]) * 32 for n in range(len(lengths)))
+    index = _changed(encode_index(sum(lengths) * 4096, 16 << 10, lengths, digests), place, change)
+    blob = Blob(digest="sha256:" + "0" * 64, size=sum(lengths) * 4096)
+    manifest = LayerManifest(
+        kind=LayerKind.BASE, meta=Blob(digest=blob.digest, size=4096), data=blob, files=Blob(digest=blob.digest, size=1),
+        index=Blob(digest=blob.digest, size=len(index)), chunk_bytes=16 << 10, hash_root=index_root(index), entries=1,
+        content_bytes=1, schema_version=2,
+    )  # fmt: skip
+    try:
+        if which == 0:
+            found = ChunkIndex(index, manifest)
+            assert sum(length for _, length, _ in found) == found.data_bytes == blob.size
+            assert all(0 < length <= 256 << 10 for _, length, _ in found)
+        elif which == 1:
+            raw = _changed(encode_manifest(manifest)[0], place, change)
+            _manifest_holds(decode_manifest(raw, sha(raw)))
+        elif which == 2:
+            raw = draw.rest()
+            _manifest_holds(decode_manifest(raw, sha(raw)))
+        else:
+            _records(draw, place, change)
+    except DSecError:
+        return
+
+
+def _changed(raw: bytes, place: int, change: bytes) -> bytes:
+    at = place % (len(raw) + 1)
+    return raw[:at] + change + raw[at + len(change) :] if change.strip(b"\0") else raw
+
+
+def _manifest_holds(manifest: LayerManifest) -> None:
+    assert manifest.data.size % 4096 == 0 and manifest.data.size >= 0
+    assert len(manifest.below) <= 1024 and manifest.chunk_bytes <= 128 << 10
+    # What a reader takes into memory for the index follows from the data's size.
+    assert manifest.index.size <= 64 + 36 * (manifest.data.size // 4096)
+
+
+def _records(draw: Draw, place: int, change: bytes) -> None:
+    record = FileRecord(b"a", 0, 0o644, 0, 0, 0, 0, (0, 0), b"", (), 0, 0, draw.below(9), bytes(32))
+    out = io.BytesIO()
+    write_records(out, [record] * draw.below(20))
+    raw = _changed(out.getvalue(), place, change) if draw.once_in(2) else _changed(out.getvalue(), 0, b"") + draw.rest()
+    path = place_file(raw)
+    assert all(isinstance(found.path, bytes) for found in read_records(path))
+
+
+def place_file(raw: bytes) -> Path:
+    path = place() / "files.zst"
+    path.write_bytes(raw)
+    return path

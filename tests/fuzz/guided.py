@@ -14,6 +14,7 @@ TARGETS: dict[str, tuple[str, tuple[str, ...]]] = {
     "layers": ("archives", ("dsec.rules.compose", "dsec.images.tar")),
     "unpack": ("archives", ("dsec.images.spool",)),
     "imports": ("archives", ("dsec.images",)),
+    "parts": ("archives", ("dsec.images.index", "dsec.images.manifests", "dsec.images.records")),
     "dockerfile": ("builds", ("dsec.rules",)),
     "patterns": ("builds", ("dsec.rules.patterns", "dsec.rules.scrub")),
     "download": ("download", ("dsec.sdk",)),

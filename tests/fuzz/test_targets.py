@@ -12,7 +12,7 @@ from fuzz.__main__ import GUIDED, LIVE, RUST
 from style.sources import ROOT
 
 RUNS = {
-    "tar": 200, "raw_tar": 1000, "layers": 100, "unpack": 200, "imports": 40, "dockerfile": 400, "patterns": 400, "download": 40, "upload": 30, "replies": 300, "api": 15,
+    "tar": 200, "raw_tar": 1000, "layers": 100, "unpack": 200, "imports": 40, "parts": 500, "dockerfile": 400, "patterns": 400, "download": 40, "upload": 30, "replies": 300, "api": 15,
     "proxy": 15, "aether": 400, "node": 300, "bytes": 300,
 }  # fmt: skip
 

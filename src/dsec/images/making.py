@@ -21,7 +21,7 @@ from dsec.model.tree import TreeEntry
 __all__ = ["CHUNK_BYTES", "DATA", "FILES", "INDEX", "MANIFEST", "META", "LayerArgs", "Made", "make_layer"]
 
 MANIFEST, META, DATA, FILES, INDEX = "manifest.json", "meta.erofs", "data", "files.zst", "index"
-CHUNK_BYTES = 32 << 10
+CHUNK_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)

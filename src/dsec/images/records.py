@@ -12,13 +12,15 @@ import zstandard
 from msgspec import Struct
 
 from dsec.kernel.erofs import ErofsEntry
-from dsec.model.errors import ImageUnavailable
+from dsec.model.errors import ImageUnavailable, InvalidArgument
 from dsec.model.tree import EntryKind, TreeEntry
+from dsec.rules.compose import components, shown
 
 __all__ = ["RECORD_VERSION", "FileRecord", "RecordHead", "read_records", "record_of", "to_erofs", "write_records"]
 
 RECORD_VERSION = 2
 _LEVEL = 6
+_MAX_DOCUMENT = 64 << 20
 
 
 class RecordHead(Struct, frozen=True, array_like=True):
@@ -87,8 +89,11 @@ def _records(documents: Iterator[bytes], path: Path) -> Iterator[FileRecord]:
     decoder = msgspec.msgpack.Decoder(FileRecord)
     try:
         for raw in documents:
-            yield decoder.decode(raw)
-    except msgspec.DecodeError as error:
+            record = decoder.decode(raw)
+            if b"/".join(components(record.path)) != record.path:
+                raise ImageUnavailable(f"{path.name} is damaged: {shown(record.path)} is no path of a layer")
+            yield record
+    except (msgspec.DecodeError, InvalidArgument) as error:
         raise ImageUnavailable(f"{path.name} is damaged: {error}") from error
 
 
@@ -114,4 +119,7 @@ def _documents(path: Path) -> Iterator[bytes]:
 
 
 def _length(buffer: bytes, position: int) -> int:
-    return int.from_bytes(buffer[position : position + 4], "big")
+    length = int.from_bytes(buffer[position : position + 4], "big")
+    if length > _MAX_DOCUMENT:
+        raise ImageUnavailable(f"a record of {length} bytes; the bound is {_MAX_DOCUMENT}")
+    return length

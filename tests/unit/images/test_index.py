@@ -7,12 +7,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zstandard
 from msgspec.structs import replace
 
 from dsec.images.importing import Quiet
 from dsec.images.index import PAGE_ENTRIES, ChunkIndex, encode_index, index_root, zeros_digest
 from dsec.images.making import DATA, INDEX, MANIFEST
 from dsec.images.manifests import decode_manifest, encode_manifest
+from dsec.images.records import FileRecord, read_records, write_records
 from dsec.images.verify import HAVE, check_chunks
 from dsec.model.errors import ImageUnavailable
 from dsec.model.layers import Blob, LayerKind, LayerManifest
@@ -170,3 +172,21 @@ def test_damaged_chunks_are_found_by_number(layer: tuple[Shelf, str]) -> None:
     os.truncate(place / DATA, 4096)
     with pytest.raises(ImageUnavailable):
         check_chunks(place, manifest, Quiet())
+
+
+@pytest.mark.parametrize("path", [b"../x", b"a/../../x", b"/etc/passwd", b"a//b", b"a/./b", b"a\0b", b"n" * 256])
+def test_a_record_that_leads_out_of_its_layer_is_refused(tmp_path: Path, path: bytes) -> None:
+    record = FileRecord(path, 0, 0o644, 0, 0, 0, 0, (0, 0), b"", (), 0, 0, 0, bytes(32))
+    with (tmp_path / "files.zst").open("wb") as out:
+        write_records(out, [record])
+    with pytest.raises(ImageUnavailable):
+        list(read_records(tmp_path / "files.zst"))
+
+
+def test_a_record_as_large_as_memory_is_refused(tmp_path: Path) -> None:
+    packer = zstandard.ZstdCompressor().compressobj()
+    raw = packer.compress(b"\xff\xff\xff\xff")
+    raw += b"".join(packer.compress(bytes(1 << 20)) for _ in range(80)) + packer.flush()
+    (tmp_path / "files.zst").write_bytes(raw)
+    with pytest.raises(ImageUnavailable, match="bound"):
+        list(read_records(tmp_path / "files.zst"))
