@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CORPUS = Path(__file__).parent / "corpus"
 PROGRAM = ROOT / "target/fuzzing/dsec-fuzz"
-RUST = ("stream", "messages", "chronus", "erofs")
+RUST = ("stream", "messages", "chronus", "erofs", "index", "map", "requests")
 GUIDED = (
     "tar",
     "raw_tar",

@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Path:
 
 def contents(seed: int, size: int) -> bytes:
     """Bytes that compress to about half, the same ones for the same seed."""
-    return bytes(random.Random(seed).choices(range(16), k=size))
+    return random.Random(seed).randbytes(size).translate(bytes(n % 16 for n in range(256)))
 
 
 @pytest.fixture

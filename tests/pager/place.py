@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -182,12 +183,24 @@ class Pager:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self.retire()
+
+    def again(self) -> None:
+        """Starts anew with no layer here."""
+        shutil.rmtree(self.state)
+        self.__enter__()
+
+    def retire(self) -> None:
+        """Unmounts what is mounted and ends the pager, which also closes its connections to stores."""
         for target in reversed(self._mounts):
             umount(str(target))
+        self._mounts.clear()
         hello = self.ask("hello", version=1)
         self.ask("stop", force=True)
         if self._process is not None:
             self._process.wait(20)
+            self._process = None
         until(lambda: not any(alive(hello[name]) for name in ("pid", "keeper")))
 
     def control(self) -> Control:

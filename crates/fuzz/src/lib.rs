@@ -4,6 +4,7 @@
 
 mod draw;
 mod frames;
+mod pages;
 mod sessions;
 mod trees;
 
@@ -11,11 +12,14 @@ mod trees;
 pub type Target = fn(&[u8]);
 
 /// All of them, by the name that `./dev fuzz` takes and that their corpus lies under.
-pub const TARGETS: [(&str, Target); 4] = [
+pub const TARGETS: [(&str, Target); 7] = [
     ("stream", frames::stream),
     ("messages", frames::messages),
     ("chronus", sessions::chronus),
     ("erofs", trees::erofs),
+    ("index", pages::index),
+    ("map", pages::map),
+    ("requests", pages::requests),
 ];
 
 /// The target of this name.

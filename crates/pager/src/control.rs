@@ -12,7 +12,7 @@ use serde_json::{json, Value};
 
 use crate::engine::Engine;
 use crate::shared::Cell;
-use crate::wire::{decode, read_frame, write_answer, Mechanism, Op, Refusal, VERSION};
+use dsec_pages::wire::{decode, read_frame, write_answer, Mechanism, Op, Refusal, VERSION};
 
 /// Connections at once; another one is closed unheard.
 const CONNECTIONS: usize = 64;

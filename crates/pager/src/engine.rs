@@ -18,8 +18,8 @@ use crate::layer::{Layer, Parts};
 use crate::questions;
 use crate::shared::{lock, Cell, Counter, Kept, COUNTERS};
 use crate::source::Source;
-use crate::store::{self, StoreSpec};
-use crate::wire::{Attach, Limits, Mechanism, Refusal};
+use crate::store;
+use dsec_pages::wire::{Attach, Limits, Mechanism, Refusal, StoreSpec};
 
 /// How late an error may be for a reader whose store is away.
 const TICK: Duration = Duration::from_millis(500);
@@ -374,7 +374,11 @@ impl Engine {
             self.desk.shared.set_request(layer.slot, request);
             drop(dsec_sys::adopt(kept.request));
         }
-        *layer.source.write().unwrap_or_else(PoisonError::into_inner) = source;
+        let before = std::mem::replace(
+            &mut *layer.source.write().unwrap_or_else(PoisonError::into_inner),
+            source,
+        );
+        before.wake();
         Ok(())
     }
 

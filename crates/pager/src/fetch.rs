@@ -3,12 +3,12 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::format::{sha256, Place, MAX_CHUNK};
 use crate::gauge::MOST;
 use crate::layer::Layer;
 use crate::shared::{lock, Counter};
 use crate::source::{pieces, Job, Source};
 use crate::store::StoreError;
+use dsec_pages::format::{sha256, Place, MAX_CHUNK};
 
 /// Times that a chunk is asked for when what comes is wrong or missing.
 const ATTEMPTS: u32 = 3;
@@ -86,20 +86,22 @@ enum Trouble {
 }
 
 /// Carries a job out to its end: each of its chunks has come or failed, and whoever waits for it knows.
-pub fn run(source: &Source, job: &Job, scratch: &mut Scratch) {
-    fetch(source, job, scratch);
+pub fn run(job: &Job, scratch: &mut Scratch) {
+    fetch(job, scratch);
     scratch.stored.truncate(KEPT);
     scratch.stored.shrink_to(KEPT);
     job.layer.settled();
 }
 
-fn fetch(source: &Source, job: &Job, scratch: &mut Scratch) {
+fn fetch(job: &Job, scratch: &mut Scratch) {
     let began = Instant::now();
     let layer = &job.layer;
     let mut left = job.chunks.clone();
     left.retain(|chunk| !found(layer, *chunk));
     let (mut wrong, mut pause) = (0, FIRST_PAUSE);
     while !left.is_empty() {
+        // Asked for each time: the server may have named another store meanwhile.
+        let source = &layer.source();
         let (missing, trouble) = attempt(source, job, left, scratch);
         left = missing;
         if left.is_empty() {

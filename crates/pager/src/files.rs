@@ -12,7 +12,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::bits::Bits;
-use crate::format::{
+use dsec_pages::format::{
     map_packs, sha256, unhex, Chunks, FormatError, Hash, IndexReader, Place, HEAD, INDEX_ENTRY, MAP_ENTRY, PACK_NAME,
     PAGE_ENTRIES,
 };

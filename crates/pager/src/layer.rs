@@ -6,15 +6,24 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::{Duration, Instant};
 
 use crate::desk::{Desk, Pending};
 use crate::files::{Files, Sets};
-use crate::format::{sha256, BLOCK, MAX_CHUNK};
 use crate::shared::{lock, Counter};
 use crate::source::Source;
-use crate::wire::{Limits, Mechanism};
+use dsec_pages::format::{sha256, Hash, BLOCK, MAX_CHUNK};
+use dsec_pages::wire::{Limits, Mechanism};
+
+/// The hashes of zeros, by blocks.
+static ZEROS: OnceLock<Vec<Hash>> = OnceLock::new();
+
+fn zeros() -> Vec<Hash> {
+    let zeros = vec![0; MAX_CHUNK as usize];
+    let most = u64::from(MAX_CHUNK) / BLOCK;
+    (0..=most).map(|n| sha256(&zeros[..(n * BLOCK) as usize])).collect()
+}
 
 /// Streams of reads that are told apart when reading ahead.
 const STREAMS: usize = 16;
@@ -54,6 +63,8 @@ pub struct Layer {
     present_bytes: AtomicU64,
     /// Seconds since `born`, plus one, at which a chunk was last asked for.
     touched: Vec<AtomicU32>,
+    /// The same of when its bytes in the data file were last known to be right.
+    checked: Vec<AtomicU32>,
     born: Instant,
     flow: Mutex<Flow>,
     /// Held by who looks whether chunks are here and marks them touched; exclusively by who takes some away.
@@ -93,6 +104,7 @@ impl Layer {
             present: AtomicU32::new(0),
             present_bytes: AtomicU64::new(0),
             touched: (0..count).map(|_| AtomicU32::new(0)).collect(),
+            checked: (0..count).map(|_| AtomicU32::new(0)).collect(),
             born: Instant::now(),
             flow: Mutex::default(),
             gate: RwLock::new(()),
@@ -104,10 +116,7 @@ impl Layer {
     /// Counts what is here; a chunk of zeros always is, as a hole.
     fn learn_present(&self) {
         let present = &self.sets.present;
-        let zeros = vec![0; MAX_CHUNK as usize];
-        let hashes: Vec<_> = (0..=u64::from(MAX_CHUNK) / BLOCK)
-            .map(|n| sha256(&zeros[..(n * BLOCK) as usize]))
-            .collect();
+        let hashes = ZEROS.get_or_init(zeros);
         for chunk in 0..self.files.chunks.len() {
             let blocks = self.size(chunk) / BLOCK;
             if hashes.get(blocks as usize) == Some(&self.files.hash(chunk)) {
@@ -155,8 +164,12 @@ impl Layer {
         self.present.load(Acquire) == self.files.chunks.len()
     }
 
+    fn now(&self) -> u32 {
+        self.born.elapsed().as_secs() as u32 + 1
+    }
+
     fn touch(&self, chunks: Range<u32>) {
-        let now = self.born.elapsed().as_secs() as u32 + 1;
+        let now = self.now();
         for cell in self
             .touched
             .iter()
@@ -167,10 +180,45 @@ impl Layer {
         }
     }
 
+    /// Checks the chunks that are here and were not checked lately; one that the local disk spoilt is not here any more.
+    fn distrust(&self, chunks: Range<u32>) {
+        for chunk in chunks.filter(|chunk| self.has(*chunk)) {
+            let Some(checked) = self.checked.get(chunk as usize) else {
+                return;
+            };
+            let (last, now) = (checked.load(Relaxed), self.now());
+            if last > 0 && f64::from(now - last) <= self.limits.check_seconds && self.limits.check_seconds > 0.0 {
+                continue;
+            }
+            if self.check(chunk) {
+                checked.store(now, Relaxed);
+                continue;
+            }
+            let _alone = self.gate.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+            // Again, since it may have been evicted, or fetched anew, while it was looked at.
+            if self.has(chunk) && !self.check(chunk) {
+                self.count(Counter::LocalWrong, 1);
+                self.forget(chunk);
+            }
+        }
+    }
+
+    /// The chunk is not here any more.
+    fn forget(&self, chunk: u32) -> bool {
+        let was = self.sets.present.clear(chunk);
+        if was {
+            self.evictions.fetch_add(1, AcqRel);
+            self.present.fetch_sub(1, AcqRel);
+            self.present_bytes.fetch_sub(self.size(chunk), AcqRel);
+        }
+        was
+    }
+
     /// Takes a question in: answers it if its chunks are here, else lets it wait, and gives the chunks to fetch for it.
     pub fn ask(&self, pending: &Arc<Pending>) -> Vec<u32> {
         let question = &pending.question;
         let chunks = self.files.chunks.covering(question.offset, question.count);
+        self.distrust(chunks.clone());
         let gate = self.gate.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.touch(chunks.clone());
         self.count(Counter::Events, 1);
@@ -262,6 +310,9 @@ impl Layer {
             self.present_bytes.fetch_add(self.size(chunk), AcqRel);
         }
         self.sets.doubt.clear(chunk);
+        if let Some(checked) = self.checked.get(chunk as usize) {
+            checked.store(self.now(), Relaxed);
+        }
         self.finish(chunk, true);
     }
 
@@ -337,15 +388,12 @@ impl Layer {
                 continue;
             }
             let gate = self.gate.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let now = self.born.elapsed().as_secs() + 1;
+            let now = u64::from(self.now());
             let last = u64::from(self.touched.get(chunk as usize).map_or(0, |t| t.load(Relaxed)));
             if (last > 0 && now - last < quiet.as_secs()) || lock(&self.flow).coming.contains_key(&chunk) {
                 continue;
             }
-            if present.clear(chunk) {
-                self.evictions.fetch_add(1, AcqRel);
-                self.present.fetch_sub(1, AcqRel);
-                self.present_bytes.fetch_sub(self.size(chunk), AcqRel);
+            if self.forget(chunk) {
                 let bytes = self.files.chunks.bytes(chunk);
                 let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 fallocate(&*self.data, how, bytes.start, bytes.end - bytes.start)?;

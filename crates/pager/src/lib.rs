@@ -1,4 +1,4 @@
-//! The parts of `dsec-pager`. Formats and messages are without I/O, so that they can be fuzzed.
+//! The parts of `dsec-pager`.
 #![forbid(unsafe_code)]
 
 mod bits;
@@ -7,7 +7,6 @@ mod desk;
 mod engine;
 mod fetch;
 mod files;
-pub mod format;
 mod fuse;
 mod gauge;
 mod layer;
@@ -15,7 +14,6 @@ pub mod questions;
 mod shared;
 mod source;
 mod store;
-pub mod wire;
 
 pub use desk::Desk;
 pub use engine::Engine;

@@ -19,6 +19,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::process::{getrlimit, kill_process, setrlimit, waitpid, Pid, Resource, Signal, WaitOptions};
 
 const USAGE: &str = "usage: dsec-pager --socket PATH --state DIRECTORY [--ready DESCRIPTOR]";
+const FUSE: &str = "pager-fuse";
 const LONGEST_DELAY_MS: u64 = 2000;
 
 static SOCKET: OnceLock<PathBuf> = OnceLock::new();
@@ -103,7 +104,7 @@ fn run(options: &Options) -> io::Result<Never> {
         .ok_or_else(|| io::Error::other("no listener"))?;
     let listener = UnixListener::from(dsec_sys::adopt(listener).map_err(io::Error::other)?);
     drop(SOCKET.set(options.socket.clone()));
-    let engine = Arc::new(Engine::new(Arc::clone(&desk), options.state.join("run/pager-fuse")));
+    let engine = Arc::new(Engine::new(Arc::clone(&desk), options.state.join("run").join(FUSE)));
     if options.resume.is_some() {
         engine.resume();
         questions::resume(&engine);
@@ -130,6 +131,8 @@ fn prepare(options: &Options) -> dsec_sys::Result<Shared> {
     let flags = OFlags::RDWR | OFlags::CREATE;
     let lock = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| at("open", &path, e.into()))?;
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| at("flock", &path, e.into()))?;
+    // The lock is ours, so whatever is mounted here has nobody who serves it.
+    while dsec_sys::umount(&run.join(FUSE).to_string_lossy(), true).is_ok() {}
     let shared = Shared::create()?;
     shared.set_descriptor(Cell::Lock, lock.into_raw_fd());
     match dsec_sys::fanotify_group() {

@@ -16,10 +16,10 @@ use rustix::fs::{Mode, OFlags};
 use crate::desk::{told, Pending};
 use crate::engine::Engine;
 use crate::fetch::Scratch;
-use crate::format::unhex;
 use crate::fuse::{self, Asked, Code, FIRST_NODE};
 use crate::layer::Layer;
 use crate::shared::{lock, Asker, Cell, Counter, Question};
+use dsec_pages::format::unhex;
 
 /// Questions taken at once: neighbouring ones become one request.
 const BATCH: usize = 16;
@@ -62,14 +62,16 @@ fn take_for_ever(desks: &Arc<Desks>) {
     let mut scratch = Scratch::default();
     loop {
         let asked = take(desks);
+        if asked.is_none() && desks.asker == Asker::Fuse {
+            // Unmounted: the others see it too.
+            return;
+        }
         // The last one that waited hands over to a new one; those that come back are used before more are made.
         if desks.idle.fetch_sub(1, SeqCst) == 1 {
             another(desks);
         }
         if let Some(asked) = asked {
             answer(&desks.engine, &asked, &mut scratch);
-        } else if desks.asker == Asker::Fuse {
-            return;
         }
         desks.idle.fetch_add(1, SeqCst);
     }

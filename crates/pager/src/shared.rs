@@ -62,10 +62,11 @@ pub enum Counter {
     StoreErrors,
     WrongBytes,
     Evicted,
+    LocalWrong,
     Opens,
 }
 
-pub const COUNTERS: [(&str, Counter); 14] = [
+pub const COUNTERS: [(&str, Counter); 15] = [
     ("events", Counter::Events),
     ("hits", Counter::Hits),
     ("fetches", Counter::Fetches),
@@ -80,6 +81,7 @@ pub const COUNTERS: [(&str, Counter); 14] = [
     ("store_errors", Counter::StoreErrors),
     ("wrong_bytes", Counter::WrongBytes),
     ("bytes_evicted", Counter::Evicted),
+    ("local_wrong", Counter::LocalWrong),
 ];
 const COUNTERS_AT: usize = 8;
 

@@ -93,6 +93,11 @@ impl Source {
 
     pub fn replace(&self, store: Arc<dyn Store>) {
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = store;
+        self.wake();
+    }
+
+    /// What waits to try again does so at once.
+    pub fn wake(&self) {
         *lock(&self.changes) += 1;
         self.changed.notify_all();
     }
@@ -147,7 +152,7 @@ impl Source {
             self.call(&mut work, more);
         }
         if let Some(job) = mine {
-            fetch::run(self, &job, scratch);
+            fetch::run(&job, scratch);
             self.done(&job.layer, None);
         }
     }
@@ -224,7 +229,7 @@ impl Source {
                 Next::Demand(job) => (job, None),
                 Next::Background(job, feed) => (job, Some(feed)),
             };
-            fetch::run(&self, &job, &mut scratch);
+            fetch::run(&job, &mut scratch);
             self.done(&job.layer, feed);
             drop(job);
             next = self.next();

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use super::{Store, StoreError};
-use crate::format::{hex, Hash};
 use crate::shared::lock;
+use dsec_pages::format::{hex, Hash};
 
 /// Packs kept open, since opening one on a shared file system costs a round trip.
 const OPEN: usize = 64;

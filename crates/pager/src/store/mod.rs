@@ -1,13 +1,15 @@
 //! Where packs are read from.
 
 mod file;
+mod network;
+mod oci;
+mod s3;
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use dsec_pages::format::Hash;
+use dsec_pages::wire::StoreSpec;
 use thiserror::Error;
-
-use crate::format::Hash;
 
 /// Why a range of a pack could not be had.
 #[derive(Debug, Error)]
@@ -26,37 +28,6 @@ pub enum StoreError {
 pub struct BadStore {
     pub url: String,
     pub why: String,
-}
-
-/// A store as the server names it. Secrets are never written down, and Debug does not show them.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StoreSpec {
-    pub url: String,
-    #[serde(default)]
-    pub endpoint: Option<String>,
-    #[serde(default)]
-    pub region: Option<String>,
-    #[serde(default)]
-    pub access_key: Option<String>,
-    #[serde(default)]
-    pub secret_key: Option<String>,
-    #[serde(default)]
-    pub token: Option<String>,
-    #[serde(default)]
-    pub username: Option<String>,
-    #[serde(default)]
-    pub password: Option<String>,
-    #[serde(default)]
-    pub allow_http: bool,
-}
-
-impl std::fmt::Debug for StoreSpec {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StoreSpec")
-            .field("url", &self.url)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Ranges of packs, read by any number of threads at once.
@@ -81,5 +52,11 @@ pub fn open(spec: &StoreSpec) -> Result<Arc<dyn Store>, BadStore> {
         }
         return Ok(Arc::new(file::FileStore::new(path)));
     }
-    Err(bad("no such kind of store; there is file://"))
+    if spec.url.starts_with("s3://") {
+        return Ok(Arc::new(s3::S3Store::new(spec)?));
+    }
+    if spec.url.starts_with("oci://") {
+        return Ok(Arc::new(oci::OciStore::new(spec)?));
+    }
+    Err(bad("no such kind of store; there are file://, s3:// and oci://"))
 }

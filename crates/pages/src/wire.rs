@@ -4,11 +4,40 @@ use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::StoreSpec;
-
 /// The longest request: a profile of a layer of 16 TiB would not fit, one of 100 GiB does.
 pub const MAX_FRAME: u32 = 64 * 1024 * 1024;
 pub const VERSION: u64 = 1;
+
+/// A store as the server names it. Secrets are never written down, and Debug does not show them.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreSpec {
+    pub url: String,
+    #[serde(default)]
+    pub endpoint: Option<String>,
+    #[serde(default)]
+    pub region: Option<String>,
+    #[serde(default)]
+    pub access_key: Option<String>,
+    #[serde(default)]
+    pub secret_key: Option<String>,
+    #[serde(default)]
+    pub token: Option<String>,
+    #[serde(default)]
+    pub username: Option<String>,
+    #[serde(default)]
+    pub password: Option<String>,
+    #[serde(default)]
+    pub allow_http: bool,
+}
+
+impl std::fmt::Debug for StoreSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoreSpec")
+            .field("url", &self.url)
+            .finish_non_exhaustive()
+    }
+}
 
 /// How the kernel asks for what is not here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,11 +48,13 @@ pub enum Mechanism {
 }
 
 /// Bounds of one layer. `wait_seconds`: how long a store may stay away before readers get EIO. `concurrency`: requests at once.
+/// `check_seconds`: a chunk that was checked longer ago than this is checked again when the kernel asks for it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
     pub wait_seconds: f64,
     pub concurrency: usize,
+    pub check_seconds: f64,
 }
 
 impl Default for Limits {
@@ -31,21 +62,21 @@ impl Default for Limits {
         Self {
             wait_seconds: 30.0,
             concurrency: 8,
+            check_seconds: 10.0,
         }
     }
 }
 
 impl Limits {
-    /// Within what makes sense, whatever was asked: 50 ms to an hour, 1 to 16 requests.
+    /// Within what makes sense, whatever was asked: 50 ms to an hour, 1 to 16 requests, at once to a day.
+    #[must_use]
     pub fn bounded(self) -> Self {
-        let wait = if self.wait_seconds.is_finite() {
-            self.wait_seconds
-        } else {
-            Self::default().wait_seconds
-        };
+        let known = Self::default();
+        let or = |value: f64, other: f64| if value.is_finite() { value } else { other };
         Self {
-            wait_seconds: wait.clamp(0.05, 3600.0),
+            wait_seconds: or(self.wait_seconds, known.wait_seconds).clamp(0.05, 3600.0),
             concurrency: self.concurrency.clamp(1, 16),
+            check_seconds: or(self.check_seconds, known.check_seconds).clamp(0.0, 86_400.0),
         }
     }
 }
@@ -122,6 +153,16 @@ pub struct Request {
     pub id: u64,
     #[serde(flatten)]
     pub op: Op,
+}
+
+impl Request {
+    /// The request as a frame's bytes.
+    ///
+    /// # Errors
+    /// What msgpack cannot hold; there is no such request.
+    pub fn encode(&self) -> Result<Vec<u8>, rmp_serde::encode::Error> {
+        rmp_serde::to_vec_named(self)
+    }
 }
 
 /// An error's code: one of `bad_request`, `unknown_layer`, `bad_layer`, `bad_store`, `busy`, `unsupported`, `local`.
@@ -221,14 +262,14 @@ mod tests {
         let limits = Limits {
             wait_seconds: f64::NAN,
             concurrency: 0,
+            check_seconds: -1.0,
         }
         .bounded();
-        assert_eq!(
-            limits,
-            Limits {
-                wait_seconds: 30.0,
-                concurrency: 1
-            }
-        );
+        let wanted = Limits {
+            wait_seconds: 30.0,
+            concurrency: 1,
+            check_seconds: 0.0,
+        };
+        assert_eq!(limits, wanted);
     }
 }
