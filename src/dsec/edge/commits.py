@@ -42,7 +42,7 @@ class CommitHandlers:
             return await self._operations.once(resident, call.request_id, "commit", mark, run, CommitReport)
 
     async def _commit(self, resident: Resident, request: CommitRequest, project: str) -> CommitReport:
-        self._commits.check(request, project)
+        self._commits.check(request)
         if resident.handle is None:
             raise resident.lost()
         begun = self._clock.monotonic()

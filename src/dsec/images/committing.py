@@ -56,11 +56,10 @@ class Committer:
         """After it nothing can be committed."""
         self._workers.shutdown()
 
-    def check(self, request: CommitRequest, project: str) -> None:
-        """Raises what can be known before the sandbox is looked at: InvalidArgument for a name or pattern, QuotaExceeded, Busy."""
+    def check(self, request: CommitRequest) -> None:
+        """Raises what can be known before the sandbox is looked at: InvalidArgument for a name or pattern, Busy."""
         check_name(request.name)
         Scrub(request.scrub, request.keep)
-        self._room(request.name, project, 1)
         if self._under_way >= self._settings.at_once + self._settings.waiting:
             raise Busy("too many commits wait", retry_after=2.0)
 
@@ -85,6 +84,8 @@ class Committer:
         notes = Notes()
         scrub = Scrub(request.scrub, request.keep, defaults=request.defaults)
         below = self._below(changed.composition)
+        # Here, in a worker: it looks at every name that there is.
+        self._room(request.name, changed.project, 1)
         source = UpperInput(Path(changed.directory), number=0, config=bounds, notes=notes, scrub=scrub)
         try:
             with self._layers.scratch() as folder:

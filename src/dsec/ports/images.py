@@ -40,10 +40,10 @@ class Images(Protocol):
 
 
 class Commits(Protocol):
-    """Makes images of what sandboxes have changed. `check` raises what can be known beforehand: InvalidArgument, QuotaExceeded, Busy. `commit`
+    """Makes images of what sandboxes have changed. `check` raises what can be known beforehand: InvalidArgument, Busy. `commit`
     makes, publishes and names a layer, all of it or nothing; it raises InvalidArgument, naming the path, for what a layer cannot
     hold, QuotaExceeded and ImageUnavailable.
     """
 
-    def check(self, request: CommitRequest, project: str) -> None: ...
+    def check(self, request: CommitRequest) -> None: ...
     async def commit(self, request: CommitRequest, changed: Changed) -> CommitReport: ...

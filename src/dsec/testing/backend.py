@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from enum import StrEnum
 
 from dsec.edge.tasks import TaskSet
-from dsec.model.errors import DSecError, ImageUnavailable, NotFound, QuotaExceeded
+from dsec.model.errors import Busy, DSecError, ImageUnavailable, NotFound
 from dsec.model.layers import Composition, ImageConfig
 from dsec.model.outcome import End
 from dsec.model.plan import Aftermath, Capabilities, Handle, Life, Mount, Plan, Usage
@@ -261,10 +261,10 @@ class FakeCommits:
         self.fails: DSecError | None = None
         self.seen: list[Changed] = []
 
-    def check(self, request: CommitRequest, project: str) -> None:
+    def check(self, request: CommitRequest) -> None:
         """Refuses the name "full"."""
         if request.name == "full":
-            raise QuotaExceeded("planted", project=project)
+            raise Busy("planted")
 
     async def commit(self, request: CommitRequest, changed: Changed) -> CommitReport:
         """Names the layers of the sandbox and one more."""

@@ -52,7 +52,7 @@ async def test_a_project_holds_no_more_than_its_share(tmp_path: Path) -> None:
     await place.committer.commit(CommitRequest(name="team/a"), place.changed)  # in place of what the name held
     await place.committer.commit(CommitRequest(name="c"), replace(place.changed, project="root"))
     place.shelf.names.remove("team/a")
-    place.committer.check(CommitRequest(name="team/b"), "root/team")
+    await place.committer.commit(CommitRequest(name="team/b"), place.changed)
 
 
 async def test_what_cannot_be_is_refused_before_anything_is_read(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ async def test_what_cannot_be_is_refused_before_anything_is_read(tmp_path: Path)
         CommitRequest(name="a", keep=("..",)),
     ):
         with pytest.raises(InvalidArgument):
-            place.committer.check(request, "root")
+            place.committer.check(request)
 
 
 async def test_a_commit_that_fails_leaves_nothing(tmp_path: Path) -> None:
