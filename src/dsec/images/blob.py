@@ -119,10 +119,7 @@ class BlobWriter:
             self._cut += 1
         if not lengths:
             return
-        joined = b"".join(self._parts)
-        piece = joined[:taken]
-        self._parts = [joined[taken:]]
-        self._held -= taken
+        piece = self._take(taken)
         self._drain(self._hashed, _AHEAD, self._chunks.append)
         self._drain(self._ordered, _AHEAD, _ignore)
         self._hashed.append(self._pool.submit(self._store, self._emitted, piece, lengths))
@@ -134,6 +131,20 @@ class BlobWriter:
             if self._sync is not None:
                 self._sync.result()
             self._sync, self._unsynced = self._behind.submit(os.fdatasync, self._fd), 0
+
+    def _take(self, size: int) -> bytes:
+        """The first `size` bytes of what is held."""
+        whole, rest = 0, size
+        while whole < len(self._parts) and len(self._parts[whole]) <= rest:
+            rest -= len(self._parts[whole])
+            whole += 1
+        taken = self._parts[:whole]
+        del self._parts[:whole]
+        if rest:
+            taken.append(self._parts[0][:rest])
+            self._parts[0] = self._parts[0][rest:]
+        self._held -= size
+        return b"".join(taken)
 
     def _store(self, at: int, piece: bytes, lengths: list[int]) -> bytes:
         """Writes chunks that are not all zeros, neighbours together; the hashes of all of them."""
