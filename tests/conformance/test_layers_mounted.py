@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from dsec.images.importing import BuildArgs, Quiet
+from dsec.images.inputs import ImportConfig
 from dsec.images.making import DATA, INDEX, META
 from dsec.images.mounts import NodeImages, mounted_below
 from dsec.images.settings import ImagesSettings
@@ -368,3 +369,49 @@ def test_thirty_images_of_real_packages(shelf: Shelf, tmp_path: Path) -> None:
                     assert there.read_bytes() == Path(path).read_bytes(), path
                     assert os.lstat(there).st_mtime_ns == os.lstat(path).st_mtime_ns
         shelf.names.remove(package)
+
+
+def shown(root: Path) -> dict[str, tuple[object, ...]]:
+    """All that a process sees below `root`: attributes, bytes, targets, and which names are one inode."""
+    found: dict[str, tuple[object, ...]] = {}
+    first: dict[int, str] = {}
+    for path in sorted([root, *root.rglob("*")]):
+        name, at = str(path.relative_to(root)), path.lstat()
+        inode = first.setdefault(at.st_ino, name) if not stat.S_ISDIR(at.st_mode) else name
+        held: object = path.read_bytes() if stat.S_ISREG(at.st_mode) else b""
+        held = os.readlink(path) if stat.S_ISLNK(at.st_mode) else held
+        links = 0 if stat.S_ISDIR(at.st_mode) else at.st_nlink
+        found[name] = (at.st_mode, at.st_uid, at.st_mtime_ns, links, inode, held)
+    return found
+
+
+async def test_an_image_of_several_layers_shows_what_one_layer_shows(shelf: Shelf, tmp_path: Path) -> None:
+    layers = [
+        tar([folder("d", mode=0o750, uid=7), file("d/a", b"a" * 9000), file("d/b", b"b"), link("d/link", "d/a"), folder("gone"),
+             file("gone/x"), symlink("s", "d"), folder("opaque"), file("opaque/old"), file("kind", b"file")]),
+        tar([file("s/through", b"1"), file(".wh.gone"), file("d/a", b"new"), file("opaque/.wh..wh..opq"), file("opaque/new", b"2")]),
+        tar([folder("kind"), file("kind/inside", b"3"), file("d/.wh.b"), link("d/more", "d/link"), folder("gone", mode=0o700)]),
+        tar([file("kind/.wh.inside"), file("d/c", b"4", mode=0o600)]),
+    ]  # fmt: skip
+    write_layout(tmp_path / "layout", layout_files(image(layers)))
+    whole = shelf.import_image("whole", tmp_path / "layout").digest
+    parts = shelf.import_image("parts", tmp_path / "layout", config=ImportConfig(merge_bytes=0)).digest
+    node = NodeImages(shelf.state, shelf.layers, shelf.names, CLOCK)
+    node.open()
+    try:
+        composition = node.compose("parts", None, [])
+        assert composition.layers == (*shelf.layers.manifest(parts).below, parts) and len(composition.layers) > 2
+        mounts = await node.mounts(composition, "me")
+        over = tmp_path / "over"
+        over.mkdir()
+        mount("dsec-test", str(over), "overlay", 1, "lowerdir=" + ":".join(m.source for m in reversed(mounts)))
+        try:
+            with mounted(shelf, whole, tmp_path / "one") as one:
+                assert shown(over) == shown(one)
+        finally:
+            umount(str(over))
+        await node.release("me")
+    finally:
+        node.close()
+    for digest in composition.layers:
+        checked(shelf, digest)
