@@ -83,7 +83,8 @@ def test_a_new_worker_serves_what_was_attached_before(pager: Pager, made: Made) 
 
 
 def test_a_killed_reader_takes_nothing_with_it(pager: Pager, made: Made, store: Path) -> None:
-    target = pager.mount(made)
+    # Over FUSE the kernel lets a killed reader go only with the answer, so that is not to be long in coming.
+    target = pager.mount(made, limits={"wait_seconds": 3.0})
     with away(store):
         child = os.fork()
         if child == 0:

@@ -28,22 +28,32 @@ def _send(url: str, method: str, data: bytes = b"") -> str:
         return str(answer.headers.get("Location", ""))
 
 
-@pytest.fixture
-def bucket(made: Made, tmp_path: Path) -> Iterator[dict[str, object]]:
-    with s3_server(tmp_path) as endpoint:
-        for pack in made.packs():
-            _send(f"{endpoint}/{BUCKET}/some/prefix/v2/packs/{pack.name}", "PUT", pack.read_bytes())
-        keys = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
-        yield {"url": f"s3://{BUCKET}/some/prefix", "endpoint": endpoint, "allow_http": True, **keys}
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with registry_server(tmp_path_factory.mktemp("registry")) as found:
+        yield found
 
 
 @pytest.fixture
-def registry(made: Made, tmp_path: Path) -> Iterator[dict[str, object]]:
-    with registry_server(tmp_path) as host:
-        for pack in made.packs():
-            place = _send(f"http://{host}/v2/{REPOSITORY}/blobs/uploads/", "POST")
-            _send(f"{place}&digest=sha256:{pack.name}", "PUT", pack.read_bytes())
-        yield {"url": f"oci://{host}/{REPOSITORY}"}
+def bucket(made: Made, endpoint: str) -> dict[str, object]:
+    for pack in made.packs():
+        _send(f"{endpoint}/{BUCKET}/some/prefix/v2/packs/{pack.name}", "PUT", pack.read_bytes())
+    keys = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
+    return {"url": f"s3://{BUCKET}/some/prefix", "endpoint": endpoint, "allow_http": True, **keys}
+
+
+@pytest.fixture
+def registry(made: Made, host: str) -> dict[str, object]:
+    for pack in made.packs():
+        place = _send(f"http://{host}/v2/{REPOSITORY}/blobs/uploads/", "POST")
+        _send(f"{place}&digest=sha256:{pack.name}", "PUT", pack.read_bytes())
+    return {"url": f"oci://{host}/{REPOSITORY}"}
 
 
 def _reads_all(pager: Pager, made: Made, store: dict[str, object]) -> None:

@@ -1,10 +1,11 @@
 """What a reader of a layer that is not here yet gets, and what it costs."""
 
+import random
 from pathlib import Path
 
 import pytest
 
-from pager.place import Made, Pager, Reader, Refused, forget_pages, until
+from pager.place import Made, Pager, Reader, Refused, forget_pages, make_layer, until
 
 pytestmark = pytest.mark.root
 
@@ -43,6 +44,17 @@ def test_a_chunk_is_fetched_once_however_many_want_it(pager: Pager, made: Made) 
     wanted = made.chunks_of("large")
     assert stats["chunks_filled"] == len(wanted)
     assert stats["bytes_filled"] == sum(made.lengths[n] for n in wanted)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_what_is_read(pager: Pager, store: Path) -> None:
+    big = make_layer(store, {f"f{n}": random.Random(n).randbytes(4_000_000) for n in range(40)})
+    target = pager.mount(big)
+    readers = [Reader(target / name) for name in big.files for _ in range(4)]
+    assert all(reader.result() == big.files[reader.path.name] for reader in readers)
+    status = Path(f"/proc/{pager.ask('hello', version=1)['pid']}/status").read_text()
+    peak = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
+    assert int(peak.split()[1]) < 64 * 1024, peak
 
 
 def test_a_whole_layer_asks_nothing_more(pager: Pager, made: Made) -> None:
