@@ -32,7 +32,7 @@ def test_images_in_shared_stores(run: Any, tmp_path: Path, monkeypatch: pytest.M
     public, again = (CliRunner().invoke(_verbs, ["image", "keys", str(tmp_path / "key")]).stdout.strip() for _ in "12")
     assert public.startswith("ed25519:") and again == public
     pushed = json.loads(run("image", "push", "--json", "--store", store, "base:1").stdout)
-    assert pushed["layers"][0]["new_chunks"] == 1
+    assert pushed["layers"][0]["new_chunks"] == pushed["layers"][0]["chunks"] > 0
     assert "0 of 1 layers new" in run("image", "push", "--store", store, "base:1").stderr
     run("image", "sync", store, second, "--compression", "none")
     listed = tmp_path / "stores.toml"
