@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dsec.images import blob
 from dsec.images.collect import collect
 from dsec.images.importing import BuildArgs
 from dsec.images.inputs import ImportConfig
@@ -245,3 +246,19 @@ def test_large_images_become_several_layers(shelf: Shelf, tmp_path: Path) -> Non
     assert set(shelf.layers.digests()) == {parts.digest, *top.below}
     shelf.names.remove("parts")
     assert set(collect(shelf.state, shelf.layers, shelf.names).removed) == {parts.digest, *top.below}
+
+
+def test_neither_compression_nor_the_way_of_working_is_in_a_digest(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = layered(3)
+    found = set()
+    for number, packing in enumerate(("", "+gzip", "+zstd", "")):
+        write_layout(tmp_path / str(number), layout_files(image(layers, packing)))
+        if number == 3:
+            monkeypatch.setattr(blob, "_WORKERS", 1)
+            monkeypatch.setattr(blob, "_PIECE", 50_000)
+            monkeypatch.setattr(blob, "_SMALL", 3000)
+        record = shelf.import_image(f"n{number}", tmp_path / str(number), config=ImportConfig(merge_bytes=6 << 20))
+        found.add(record.digest)
+    assert len(found) == 1
