@@ -28,21 +28,30 @@ from dsec.edge.routes import ROUTES
 from dsec.gate.client import GateProcess, GateSetup
 from dsec.gate.defaults import upstreams
 from dsec.gate.services import load_credentials, load_services
+from dsec.images.cache import Cache
 from dsec.images.committing import Committer
+from dsec.images.ladder import HostLadder
 from dsec.images.mounts import NodeImages
 from dsec.images.names import NameStore
+from dsec.images.ondemand import OnDemand
+from dsec.images.pagerprocess import PagerProcess
+from dsec.images.remote import Remote
+from dsec.images.settings import Stores, load_stores
 from dsec.images.store import LayerStore
+from dsec.images.upkeep import Upkeep
 from dsec.images.volumes import Volumes
 from dsec.kernel.network import NetFabric
 from dsec.kernel.seccomp import command_filter
 from dsec.model.errors import Unsupported
+from dsec.model.loading import LayerReads
 from dsec.ports.backend import BackendFailure
 from dsec.ports.clock import Clock
 from dsec.ports.network import Fabric
 
-__all__ = ["AETHER", "Built", "clear", "node"]
+__all__ = ["AETHER", "PAGER", "Built", "Loading", "clear", "loading", "node"]
 
 AETHER = Path(dsec.__file__).parent / "_bin/aether"
+PAGER = AETHER.with_name("dsec-pager")
 
 
 def _gauges(container: Container, edge: Node) -> dict[str, Gauge]:
@@ -115,20 +124,71 @@ def _container(config: Config, clock: Clock, fabric: Fabric | None) -> Container
     return Container(settings, clock, UnixAgent, fabric)
 
 
-def _images(config: Config, clock: Clock, container: Container) -> tuple[NodeImages, Committer]:
-    layers = LayerStore(config.state, clock)
-    names = NameStore(config.state, layers, clock)
-    images = NodeImages(config.state, layers, names, clock, volumes=Volumes(container.pool), config=config.images)
-    return images, Committer(layers, names, clock, config.commit)
+class Loading(Struct, frozen=True):
+    """What a node loads layers of stores with."""
+
+    layers: LayerStore
+    names: NameStore
+    stores: Stores
+    process: PagerProcess
+    remote: Remote
+    on_demand: OnDemand
+    cache: Cache
+
+
+def loading(config: Config, clock: Clock) -> Loading:
+    """The layers of a node's state directory, and how those of stores come there. Raises InvalidArgument for a wrong file of stores."""
+    state, settings = config.state, config.images
+    layers = LayerStore(state, clock)
+    names = NameStore(state, layers, clock)
+    stores, process = load_stores(settings), PagerProcess(state, PAGER)
+    ladder = HostLadder(process).find
+    on_demand = OnDemand(layers, stores, process, settings, ladder)
+    return Loading(
+        layers=layers, names=names, stores=stores, process=process, on_demand=on_demand,
+        remote=Remote(layers, names, clock, stores, settings, ladder),
+        cache=Cache(state, layers, names, clock, on_demand, settings),
+    )  # fmt: skip
+
+
+def _images(config: Config, clock: Clock, container: Container, parts: Loading) -> tuple[NodeImages, Committer]:
+    images = NodeImages(
+        config.state, parts.layers, parts.names, clock, volumes=Volumes(container.pool), config=config.images,
+        remote=parts.remote, on_demand=parts.on_demand,
+    )  # fmt: skip
+    return images, Committer(parts.layers, parts.names, clock, config.commit)
+
+
+def _loading_gauges(parts: Loading, upkeep: Upkeep) -> dict[str, Gauge]:
+    def total() -> LayerReads:
+        return parts.on_demand.total
+
+    return {
+        "dsec_images_on_demand": ("layers that the pager serves", lambda: len(parts.on_demand.attached)),
+        "dsec_images_bytes_fetched": ("bytes that came from stores, as stored there", lambda: total().bytes_fetched),
+        "dsec_images_bytes_filled": ("bytes of layers that were written to disk", lambda: total().bytes_filled),
+        "dsec_images_fetches": ("requests to stores for chunks", lambda: total().fetches),
+        "dsec_images_waits": ("reads that waited for a store", lambda: total().waits),
+        "dsec_images_wait_seconds": ("seconds that reads waited for a store", lambda: total().wait_us_total / 1e6),
+        "dsec_images_read_errors": ("reads that failed as their store gave nothing", lambda: total().errors),
+        "dsec_images_store_errors": ("requests to stores that failed", lambda: total().store_errors),
+        "dsec_images_wrong_bytes": ("chunks that came other than they are to be", lambda: total().wrong_bytes),
+        "dsec_images_pager_starts": ("times that this server started the pager", lambda: parts.process.starts),
+        "dsec_images_cache_bytes": ("bytes of layers of stores on disk, at the last look", lambda: parts.cache.taken),
+        "dsec_images_cache_high_bytes": ("bytes at which eviction begins", lambda: parts.cache.marks[0]),
+        "dsec_images_evicted_bytes": ("bytes that eviction freed", lambda: upkeep.evicted_bytes),
+    }
 
 
 @asynccontextmanager
 async def _edge(
     config: Config, clock: Clock, id_key: bytes, iam: SqlIam
-) -> AsyncIterator[tuple[Node, NodeImages, EdgeGauges]]:
+) -> AsyncIterator[tuple[Node, NodeImages, EdgeGauges, Upkeep]]:
     network = _network(config, clock)
     container = _container(config, clock, network.fabric)
-    images, commits = _images(config, clock, container)
+    parts = loading(config, clock)
+    images, commits = _images(config, clock, container, parts)
+    upkeep = Upkeep(images, parts.cache, config.images, clock)
     foundation = Foundation(
         directory=config.state,
         images=images,
@@ -140,17 +200,18 @@ async def _edge(
         on_end=iam.release,
     )
     settings = replace(config.edge, lifecycle=config.lifecycle, operations=config.operations, pulse=config.pulse)
-    images.open()
+    await images.open()
     try:
         async with AsyncExitStack() as stack:
             try:
                 edge = await stack.enter_async_context(Node(foundation, settings, network))
             except BackendFailure as error:
                 raise Unsupported(f"sandboxes cannot run here: {error.detail}") from error
-            yield edge, images, EdgeGauges(edge.lifecycle, _gauges(container, edge) | _network_gauges(edge.networks))
+            more = _network_gauges(edge.networks) | _loading_gauges(parts, upkeep)
+            yield edge, images, EdgeGauges(edge.lifecycle, _gauges(container, edge) | more), upkeep
     finally:
         commits.close()
-        images.close()
+        await images.close()
 
 
 @asynccontextmanager
@@ -165,7 +226,7 @@ async def node(config: Config, clock: Clock, keep_first_key: Callable[[str], Non
         iam = SqlIam(config.state / "iam.db", clock)
         stack.callback(iam.close)
         iam.open(keep_first_key)
-        edge, images, gauges = await stack.enter_async_context(_edge(config, clock, id_key, iam))
+        edge, images, gauges, upkeep = await stack.enter_async_context(_edge(config, clock, id_key, iam))
         watcher = PollingWatcher([edge], clock, config.watcher)
         services = Services(
             iam=iam,
@@ -182,7 +243,7 @@ async def node(config: Config, clock: Clock, keep_first_key: Callable[[str], Non
         await watcher.refresh()
         await app.settlement.settle()
         async with asyncio.TaskGroup() as group:
-            regular = [group.create_task(watcher.run()), group.create_task(app.run())]
+            regular = [group.create_task(each.run()) for each in (watcher, app, upkeep)]
             try:
                 yield Built(app, edge)
             finally:
@@ -200,9 +261,10 @@ async def clear(config: Config, clock: Clock) -> int:
         stack.callback(iam.close)
         # A first start that died before its key was kept is left for the next one to repeat.
         iam.open(lambda key: state.keep_credentials(Credentials(url="", api_key=key)))
-        edge, _, _ = await stack.enter_async_context(_edge(config, clock, state.id_key(clock), iam))
+        edge, _, _, _ = await stack.enter_async_context(_edge(config, clock, state.id_key(clock), iam))
         stopped = await edge.stop_all()
         # One that died between a sandbox's end and this has left its quota held.
         for name in iam.held() - await edge.live():
             await iam.release(name)
-        return len(stopped)
+    await loading(config, clock).process.end()
+    return len(stopped)

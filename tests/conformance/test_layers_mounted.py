@@ -227,15 +227,15 @@ def test_three_hundred_thousand_files(shelf: Shelf, tmp_path: Path) -> None:
     checked(shelf, record.digest)
 
 
-def images(shelf: Shelf, **config: float) -> NodeImages:
+async def images(shelf: Shelf, **config: float) -> NodeImages:
     node = NodeImages(shelf.state, shelf.layers, shelf.names, CLOCK, config=ImagesSettings(**config))  # type: ignore[arg-type]
-    node.open()
+    await node.open()
     return node
 
 
 async def test_a_layer_given_up_while_it_was_being_mounted_is_nobodys_mount(shelf: Shelf, tmp_path: Path) -> None:
     shelf.import_image("base", archive(tmp_path, [file("f", b"base")]))
-    node = images(shelf, idle_mounts=0)
+    node = await images(shelf, idle_mounts=0)
     composition = node.compose("base", None, [])
     for turns in range(4):
         holding = asyncio.ensure_future(node.mounts(composition, "s"))
@@ -255,7 +255,7 @@ async def test_layers_are_mounted_once_held_and_let_go(shelf: Shelf, tmp_path: P
     shelf.import_image("base", archive(tmp_path, [file("f", b"base" * 3000)]))
     shelf.build(BuildArgs(LayerKind.TOOLKIT, "t@1", archive(tmp_path, [file("opt/t", b"tool")])))
     shelf.build(BuildArgs(LayerKind.DATA, "set@1", archive(tmp_path, [file("rows", b"data")])))
-    node = images(shelf, idle_mounts=0)
+    node = await images(shelf, idle_mounts=0)
     composition = node.compose("base", None, ["t@1"])
     one = await node.mounts(composition, "s1")
     # An image's set-uid files are out of reach of the host's other users.
@@ -269,7 +269,7 @@ async def test_layers_are_mounted_once_held_and_let_go(shelf: Shelf, tmp_path: P
     await node.release("s1")
     assert len(mounted_below(shelf.state / "mnt")) == 2
     # A second process of this node, as after a crash, takes the mounts over.
-    after = images(shelf, idle_mounts=10)
+    after = await images(shelf, idle_mounts=10)
     assert len(mounted_below(shelf.state / "mnt")) == 2
     assert await after.mounts(composition, "s2") == two
     await after.release("s2")
@@ -277,23 +277,23 @@ async def test_layers_are_mounted_once_held_and_let_go(shelf: Shelf, tmp_path: P
     umount(two[0].source)
     await after.release("s2")
     assert len(mounted_below(shelf.state / "mnt")) == 1
-    after.close()
+    await after.close()
     assert mounted_below(shelf.state / "mnt") == []
 
 
-def test_what_a_killed_verify_left_is_removed(shelf: Shelf, tmp_path: Path) -> None:
+async def test_what_a_killed_verify_left_is_removed(shelf: Shelf, tmp_path: Path) -> None:
     digest = shelf.import_image("base", archive(tmp_path, [file("f", b"1")])).digest
     left = shelf.state / "tmp/import-dead"
     (left / "mnt").mkdir(parents=True)
     source = shelf.layers.directory(digest)
     mount_erofs(str(source / META), str(source / DATA), str(left / "mnt"))
-    images(shelf).close()
+    await (await images(shelf)).close()
     assert not left.exists()
 
 
 async def test_what_cannot_be_composed_or_mounted(shelf: Shelf, tmp_path: Path) -> None:
     record = shelf.import_image("base", archive(tmp_path, [file("f", b"1")]))
-    node = images(shelf)
+    node = await images(shelf)
     for call, error in (
         (lambda: node.compose("missing", None, []), NotFound),
         (lambda: node.compose("base", "base", []), Conflict),
@@ -318,13 +318,13 @@ async def test_what_cannot_be_composed_or_mounted(shelf: Shelf, tmp_path: Path) 
 async def test_a_state_directory_with_a_long_path(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path / ("s" * 100) / ("t" * 100))
     shelf.import_image("base", archive(tmp_path, [file("f", b"1")]))
-    node = images(shelf)
+    node = await images(shelf)
     (layer,) = await node.mounts(node.compose("base", None, []), "s")
     assert (Path(layer.source) / "f").read_bytes() == b"1"
     await node.release("s")
-    node.close()
+    await node.close()
     with pytest.raises(ImageUnavailable, match="comma"):
-        images(Shelf(tmp_path / "with,comma"))
+        await images(Shelf(tmp_path / "with,comma"))
 
 
 def packages() -> list[str]:

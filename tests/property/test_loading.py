@@ -80,8 +80,8 @@ def test_a_profile_of_a_store_is_checked(change: dict[str, object]) -> None:
 def test_ranges_name_each_chunk_in_order_and_no_more_than_gaps(run: list[int], gap: int) -> None:
     order = list(dict.fromkeys(run))
     ranges = ranges_of(order, gap)
-    named = [chunk for first, count in ranges for chunk in range(first, first + count)]
-    assert all(count > 0 for _, count in ranges)
+    named = [chunk for first, end in ranges for chunk in range(first, end)]
+    assert all(first < end for first, end in ranges)
     if gap == 0:
         assert named == order
     else:
@@ -198,11 +198,11 @@ def test_counters_that_begin_anew_are_added_up(steps: list[int]) -> None:
     """After a restart all that is counted is new, as far as it can be told: a count that is past the old one already looks like growth."""
     restarts = random.Random(sum(steps))
     now, truth = 0, 0
-    total, before = LayerReads(layer=LAYER, size=1), None
+    total, before = LayerReads(size=1), None
     for step in steps:
         now = step if restarts.random() < 0.3 and step < now else now + step
         truth += step
-        reading = LayerReads(layer=LAYER, size=1, errors=now, wait_us_max=step)
+        reading = LayerReads(size=1, errors=now, wait_us_max=step)
         total = sum_reads(total, grown(before, reading))
         before = reading
     assert total.errors == truth

@@ -14,18 +14,21 @@ UNFIT = Mechanism(
     name="pool", using=None, rungs=(Rung(name="btrfs", ok=False, why="no btrfs"),), advice="install btrfs-progs"
 )
 EXTRA = Mechanism(name="lsm", using=None, rungs=(Rung(name="apparmor", ok=False, why="not there"),), needed=False)
+PATHS = Mechanism(name="image-paths", using="fuse", rungs=(Rung(name="fuse", ok=True),), needed=False)
 
 
 @pytest.mark.parametrize(("mechanisms", "ok"), [((FIT, EXTRA), True), ((FIT, UNFIT), False)])
 def test_what_is_said(monkeypatch: pytest.MonkeyPatch, mechanisms: tuple[Mechanism, ...], ok: bool) -> None:
     found = Doctor(mechanisms=mechanisms, backends={"container": "" if ok else "missing: pool"}, ok=ok)
     monkeypatch.setattr(doctor, "examine", lambda _: found)
+    monkeypatch.setattr(doctor, "image_paths", lambda *_: PATHS)
     plain = CliRunner().invoke(doctor.command, [])
     assert plain.exit_code == (0 if ok else 1)
     assert ("sandboxes can run here" if ok else "sandboxes cannot run here") in plain.output
     assert "uses idmapped: by descriptor" in plain.output
     assert ok or "try: install btrfs-progs" in plain.output
     shown = json.loads(CliRunner().invoke(doctor.command, ["--json"]).output)
+    assert (shown["mechanisms"][-1]["name"] == "image-paths") is ok, "paths are tried where sandboxes can run"
     assert shown["ok"] is ok
     assert shown["mechanisms"][0] == {
         "name": "rootfs", "using": "idmapped", "rungs": [{"name": "idmapped", "ok": True, "why": "by descriptor"}],

@@ -37,7 +37,9 @@ NODE = {
     "config": "explain the configuration",
     "key": "make, list and revoke API keys",
     "project": "make, list and remove projects and set their quota",
-    "image": "import, list, tag, verify and remove images",
+    "image": "import, list, tag, verify, share and remove images",
+    "images": "say what was read of images",
+    "cache": "show and bound what layers of stores take of the disk",
     "layer": "build and list workspace, toolkit and data layers",
     "volume": "make, list and remove shared volumes",
 }

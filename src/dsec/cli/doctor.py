@@ -5,7 +5,9 @@ from pathlib import Path
 
 import click
 import msgspec
+from msgspec.structs import replace
 
+from dsec.cli.trial import image_paths
 from dsec.config import load
 from dsec.kernel.probe import Doctor, Mechanism, examine
 
@@ -18,8 +20,11 @@ __all__ = ["command"]
 @click.pass_context
 def command(ctx: click.Context, state: str | None, as_json: bool) -> None:
     """Try what sandboxes need on this host. Ends with status 1 where no sandbox can run here."""
-    directory = load({"node.state": state}).config.state
-    found = examine(directory if directory.is_dir() else Path(tempfile.gettempdir()))
+    config = load({"node.state": state}).config
+    scratch = config.state if config.state.is_dir() else Path(tempfile.gettempdir())
+    found = examine(scratch)
+    if found.ok:
+        found = replace(found, mechanisms=(*found.mechanisms, image_paths(config, scratch)))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:

@@ -10,6 +10,7 @@ import click
 
 from dsec.cli.image_build import build
 from dsec.cli.image_commit import commit
+from dsec.cli.image_record import record
 from dsec.cli.image_stores import register
 from dsec.cli.shelf import (
     fail_plainly,
@@ -22,8 +23,6 @@ from dsec.cli.shelf import (
     with_json,
     with_state,
 )
-from dsec.images.building import expire
-from dsec.images.collect import collect
 from dsec.images.daemon import SOCKET, save_image
 from dsec.images.importing import open_path
 from dsec.images.inputs import ImportConfig, Source
@@ -31,7 +30,6 @@ from dsec.images.oci import Platform, Workshop, host_platform, load, parse_platf
 from dsec.images.registry import credentials_from, pull
 from dsec.images.registryclient import Credentials, parse_reference
 from dsec.images.verify import Report, verify
-from dsec.kernel.clock import SystemClock
 from dsec.model.errors import ImageUnavailable, InvalidArgument, NotFound, PermissionDenied
 
 __all__ = ["command"]
@@ -50,6 +48,7 @@ command.add_command(commit)
 
 
 register(command)
+command.add_command(record)
 
 
 def _looks_like_path(source: str) -> bool:
@@ -160,39 +159,11 @@ def tag(state: str | None, name: str, new: str) -> None:
 @with_state
 @click.argument("names", nargs=-1, required=True)
 def remove(state: str | None, names: tuple[str, ...]) -> None:
-    """Forget NAMES. Layers stay until `dsec image gc`; sandboxes that run are not touched."""
+    """Forget NAMES. Layers stay until `dsec cache gc`; sandboxes that run are not touched."""
     shelf = open_shelf(state)
     with fail_plainly():
         for name in names:
             shelf.names.remove(name)
-
-
-@command.command
-@with_state
-@with_json
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@click.option(
-    "--builds",
-    type=float,
-    default=7 * 86400.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Forget steps of builds that none has used for so long.",
-)
-def gc(state: str | None, as_json: bool, dry_run: bool, builds: float) -> None:
-    """Remove layers that have no name and are not mounted."""
-    shelf = open_shelf(state)
-    with fail_plainly():
-        if not dry_run:
-            expire(shelf.names, SystemClock().now() - builds)
-        done = collect(shelf.state, shelf.layers, shelf.names, dry_run=dry_run)
-    if as_json:
-        show(done)
-        return
-    for digest in done.removed:
-        click.echo(digest)
-    word = "would be freed" if dry_run else "freed"
-    click.echo(f"{size_text(done.freed_bytes)} {word}; {len(done.in_use)} unnamed layers are in use", err=True)
 
 
 @command.command(name="verify")

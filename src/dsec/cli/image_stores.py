@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 
 import click
 
+from dsec.cli.loading import with_loading
 from dsec.cli.shelf import Shelf, fail_plainly, open_shelf, show, shown_progress, size_text, with_json, with_state
-from dsec.config import load
+from dsec.config import Config, load
 from dsec.images.inputs import Progress
+from dsec.images.remote import Asked
 from dsec.images.settings import Stores, load_stores
 from dsec.images.stores.layout import Store, open_head
 from dsec.images.stores.opening import open_store
@@ -20,14 +22,15 @@ from dsec.images.stores.signing import Signer, make_key, parse_key, sign
 from dsec.images.stores.transfer import (
     Node,
     PushedImage,
-    pull_images,
     push_images,
     stored_name,
     sync_images,
 )
 from dsec.kernel.clock import SystemClock
 from dsec.model.errors import InvalidArgument
+from dsec.model.loading import LoadMode
 from dsec.model.stores import StoreOptions
+from dsec.wiring import Loading
 
 __all__ = ["keys", "prune_", "pull", "push", "register", "sign_", "sync"]
 
@@ -123,29 +126,31 @@ def push(
 @with_state
 @with_json
 @_with_store
+@click.option(
+    "--load", "how", type=click.Choice([mode.value for mode in LoadMode]), default=LoadMode.WHOLE.value, show_default=True,
+    help="whole: all data now; on-demand: chunks as they are read; shared: read where it is, on a shared filesystem.",
+)  # fmt: skip
 @click.argument("names", nargs=-1, required=True)
-def pull(state: str | None, as_json: bool, store: str | None, names: tuple[str, ...]) -> None:
-    """Fetch the images NAMES of a store whole, and give them their names here. Every byte is checked.
+def pull(state: str | None, as_json: bool, store: str | None, how: str, names: tuple[str, ...]) -> None:
+    """Fetch the images NAMES of a store, and give them their names here. Every byte is checked when it comes.
 
     Where the store's configuration lists `keys`, an image that none of them has signed is refused.
     """
-    shelf = open_shelf(state)
-    options = _options(_stores(state), store)
 
-    async def run(progress: Progress) -> None:
-        client = open_store(options)
-        try:
-            keys = [parse_key(text) for text in options.keys]
-            async for pulled in pull_images(_node(shelf, progress), client, names, keys):
-                if as_json:
-                    show(pulled)
-                else:
-                    click.echo(f"{pulled.name} {pulled.digest}")
-        finally:
-            await client.close()
+    async def work(parts: Loading, config: Config) -> None:
+        options = _options(parts.stores, store)
+        for name in names:
+            pulled = await parts.remote.pull(options, name, Asked(LoadMode(how), pulled=True), progress)
+            if how == LoadMode.WHOLE:
+                for digest in parts.cache.stack(pulled.digest):
+                    await parts.on_demand.fill(digest, progress)
+            if as_json:
+                show(pulled)
+            else:
+                click.echo(f"{pulled.name} {pulled.digest}")
 
     with fail_plainly(), shown_progress(as_json) as progress:
-        asyncio.run(run(progress))
+        with_loading(state, work)
 
 
 @click.command

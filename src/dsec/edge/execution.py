@@ -20,6 +20,7 @@ from dsec.ports.agent import Channel
 from dsec.ports.backend import BackendFailure
 from dsec.ports.clock import Clock
 from dsec.rules.environ import within
+from dsec.rules.lifecycle import Observed
 from dsec.rules.verdict import Counters, verdict
 
 __all__ = [
@@ -247,6 +248,7 @@ class Execution:
         """The result of an ended command. `asked`: its timeout, process id and request_id."""
         timeout, process_id, request_id = asked
         outcome, limit = await self.outcome(resident, ended, before)
+        infra = ended.exit_code != 0 and await self.image_failed(resident)
         out, err = output
         return ExecResult(
             outcome=outcome,
@@ -261,7 +263,24 @@ class Execution:
             limit=timeout if outcome is Outcome.TIMEOUT else limit,
             request_id=request_id or "",
             process_id=process_id,
+            infra=infra,
         )
+
+    async def image_failed(self, resident: Resident) -> bool:
+        """Whether reads of its layers failed since that was last asked; its story tells it then."""
+        try:
+            errors = await self._lifecycle.parts.images.read_errors(resident.row.composition.layers)
+        except DSecError as error:
+            _log.warning("sandbox %s: nobody says whether its image could be read: %s", resident.id, error)
+            return False
+        count, resident.image_errors = errors - resident.image_errors, errors
+        if count <= 0:
+            return False
+        self._lifecycle.feed(
+            resident,
+            Observed("image_unreadable", f"{count} reads of its layers failed: their store gave nothing", count),
+        )
+        return True
 
     async def outcome(
         self, resident: Resident, ended: wire.EndedReply, before: Counters

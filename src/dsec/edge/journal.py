@@ -26,7 +26,7 @@ from dsec.model.views import PreviewView, SandboxEvent
 from dsec.rules import lifecycle as table
 from dsec.rules.oplog import Operation, Phase
 
-__all__ = ["Journal", "Row", "volume_users"]
+__all__ = ["Journal", "Row", "layer_users", "volume_users"]
 
 SCHEMA_VERSION = 4
 _COMPACT_ROWS = 200
@@ -435,9 +435,18 @@ class Journal:
 def volume_users(path: Path) -> Counter[str]:
     """How many sandboxes of which something is left use each volume, by the journal at `path`, which another process may be
     writing. Raises RuntimeFailure."""
-    if not path.exists():
-        return Counter()
-    with _typed(), closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as db:
-        rows = db.execute("SELECT spec FROM sandboxes WHERE gone IS NULL").fetchall()
-    specs = (_spec_decoder.decode(spec) for (spec,) in rows)
+    specs = (_spec_decoder.decode(spec) for (spec,) in _of_living(path, "spec"))
     return Counter(volume for spec in specs for volume in {each.volume for each in spec.mounts if each.volume})
+
+
+def layer_users(path: Path) -> Counter[str]:
+    """How many sandboxes of which something is left read each layer (by digest) as part of their root; as `volume_users`."""
+    compositions = (_composition_decoder.decode(found) for (found,) in _of_living(path, "composition"))
+    return Counter(digest for composition in compositions for digest in composition.layers)
+
+
+def _of_living(path: Path, column: str) -> list[tuple[bytes]]:
+    if not path.exists():
+        return []
+    with _typed(), closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as db:
+        return db.execute(f"SELECT {column} FROM sandboxes WHERE gone IS NULL").fetchall()

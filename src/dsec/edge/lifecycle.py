@@ -14,7 +14,7 @@ from dsec.edge.expiry import Expiry
 from dsec.edge.journal import Journal, Row
 from dsec.edge.network.networks import Networks
 from dsec.edge.operations import fingerprint_of
-from dsec.edge.planning import check_user, end_of, error_of, plan_of
+from dsec.edge.planning import check_user, end_of, error_of, layers_named, plan_of
 from dsec.edge.resident import Resident, lost_error, view_of_row
 from dsec.edge.tasks import TaskSet
 from dsec.edge.timers import Timers
@@ -86,6 +86,7 @@ class Lifecycle:
         self._backlog = Backlog(parts.timers, parts.clock)
         self.memory_committed = 0
         self.cpu_committed = 0.0
+        parts.images.on_lost = self._lost_image
         self.offers: dict[str, Capabilities] = {kind: backend.offers for kind, backend in parts.backends.items()}
 
     def room(self) -> Room:
@@ -107,6 +108,10 @@ class Lifecycle:
         check(spec)
         fingerprint = fingerprint_of(spec)
         known = self._known(project, request_id, fingerprint)
+        if known is None and (lacking := self._on.images.lacks(layers_named(spec))):
+            self._admit(spec)
+            await self._on.images.bring(lacking)
+            known = self._known(project, request_id, fingerprint)
         if isinstance(known, SandboxView):
             return known
         resident = known or self._ask(spec, fingerprint, sandbox_id, project, request_id, began)
@@ -164,12 +169,7 @@ class Lifecycle:
     def _ask(
         self, spec: SandboxSpec, fingerprint: bytes, sandbox_id: str, project: str, request_id: str | None, began: float
     ) -> Resident:
-        total, available = self._on.memory()
-        committed = Committed(
-            sandboxes=len(self.residents), memory_bytes=self.memory_committed, memory_available=available
-        )
-        admit(spec, self.offers, replace(self.room(), memory_bytes=total), committed)
-        self._on.networks.check(spec)
+        self._admit(spec)
         composition = self._on.images.compose(spec.container_image, spec.workspace, spec.toolkits)
         now = round(self._on.clock.now(), 6)  # as exact as a cursor of the list
         row = Row(
@@ -190,6 +190,12 @@ class Lifecycle:
         self._after(resident, actions)
         self.expiry.arm(resident)
         return resident
+
+    def _admit(self, spec: SandboxSpec) -> None:
+        total, free = self._on.memory()
+        committed = Committed(sandboxes=len(self.residents), memory_bytes=self.memory_committed, memory_available=free)
+        admit(spec, self.offers, replace(self.room(), memory_bytes=total), committed)
+        self._on.networks.check(spec)
 
     def keep(self, resident: Resident) -> None:
         """Counts a sandbox as one of this node."""
@@ -335,6 +341,12 @@ class Lifecycle:
                 resident, table.Observed("out_of_memory", f"{count} processes at the memory limit{how}", count), when
             )
 
+    def _lost_image(self, sandbox_id: str, why: str) -> None:
+        """What it reads can no longer be trusted: it ends."""
+        resident = self.residents.get(sandbox_id)
+        if resident is not None:
+            self.feed(resident, table.Died(resident.life.incarnation, End.IMAGE, why))
+
     def running(self, resident: Resident) -> None:
         """It runs: its aether can be spoken to, its death is watched for, its idle time counts."""
         if resident.handle is None:
@@ -440,6 +452,7 @@ class Lifecycle:
         layers = await images.mounts(resident.row.composition, resident.id)
         extra = await images.extra(spec.mounts, resident.id) if spec.mounts else []
         resident.layers = (layers, extra)
+        resident.image_errors = await images.read_errors(resident.row.composition.layers)
         resident.phases["mounts"] = self._on.clock.monotonic() - began
         return table.Mounted(n)
 

@@ -6,11 +6,12 @@ from dsec.model.errors import Busy, DSecError, ImageUnavailable, InvalidArgument
 from dsec.model.network import Link
 from dsec.model.outcome import End
 from dsec.model.plan import Identity, Limits, Plan
+from dsec.model.spec import SandboxSpec
 from dsec.ports.agent import Agent
 from dsec.ports.backend import BackendFailure
 from dsec.rules.admit import MIB
 
-__all__ = ["check_user", "end_of", "error_of", "plan_of"]
+__all__ = ["check_user", "end_of", "error_of", "layers_named", "plan_of"]
 
 
 def plan_of(resident: Resident, link: Link | None = None) -> Plan:
@@ -31,6 +32,12 @@ def plan_of(resident: Resident, link: Link | None = None) -> Plan:
     return Plan(
         sandbox_id=resident.id, layers=tuple(layers), mounts=tuple(extra), limits=limits, identity=identity, link=link
     )
+
+
+def layers_named(spec: SandboxSpec) -> tuple[str, ...]:
+    """Names of all images and layers that the sandbox needs."""
+    below = (spec.container_image, *(() if spec.workspace is None else (spec.workspace,)), *spec.toolkits)
+    return (*below, *(mount.data for mount in spec.mounts if mount.data is not None))
 
 
 def error_of(failure: BackendFailure) -> DSecError:

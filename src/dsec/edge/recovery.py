@@ -58,7 +58,9 @@ async def _recover_one(
             life, deadlines=ttl.restored(life.deadlines, _last_active(row, events), parts.clock.now())
         )
         resident.last_active = None
-        resident.oom_kills = sum(event.count for event, _ in events if isinstance(event, table.Observed))
+        resident.oom_kills = sum(
+            event.count for event, _ in events if isinstance(event, table.Observed) and event.what == "out_of_memory"
+        )
         resident.claimed = True
         resident.ready.set_result(None)
     lifecycle.keep(resident)
@@ -102,8 +104,9 @@ async def _adopted(parts: Parts, resident: Resident) -> bool:
         if found is not Life.ALIVE:
             return False
         row = resident.row
-        layers = await parts.images.mounts(row.composition, row.id)
+        layers = await parts.images.adopt(row.composition, row.spec.mounts, row.id)
         resident.layers = (layers, await _extra(parts, row))
+        resident.image_errors = await parts.images.read_errors(row.composition.layers)
     except (BackendFailure, DSecError) as error:
         _log.error("sandbox %s cannot be taken over: %s", resident.id, error)
         return False

@@ -63,11 +63,11 @@ class Resident:
 
     `claimed`: a creation has answered with it. `busy`: calls and attached commands in it now. `last_active`: Unix seconds of the last one's end, None since a renewal.
     `began_at`: the sandbox's counts when each kept process began. `doubted`: a connection to its aether broke and no new one was
-    answered; `misses`: looks in a row at which it did not answer.
+    answered; `misses`: looks in a row at which it did not answer. `image_errors`: failed reads of its layers, as last asked.
     """
 
     __slots__ = (
-        "aborting", "acting", "agent", "armed", "backend", "began", "began_at", "busy", "claimed", "doubted", "ending", "failure", "gone", "handle",
+        "aborting", "acting", "agent", "armed", "backend", "began", "began_at", "busy", "claimed", "doubted", "ending", "failure", "gone", "handle", "image_errors",
         "last_active", "layers", "life", "misses", "oom_kills", "phases", "pids_refused", "ready", "row", "running", "sequence", "session_locks", "surroundings",
         "todo", "waiting", "watcher", "work",
     )  # fmt: skip
@@ -100,6 +100,7 @@ class Resident:
         self.session_locks: dict[str, asyncio.Lock] = {}
         self.ending = asyncio.Event()
         self.oom_kills = 0
+        self.image_errors = 0
         self.pids_refused = 0
         self.began_at: dict[str, Counters] = {}
         self.doubted = False

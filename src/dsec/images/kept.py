@@ -2,7 +2,7 @@
 
 A file gets there when its digest has been checked, by renaming, and is checked again when it is found, as the host may have died
 before it was on disk. Whoever uses one holds a lock on it; what nobody uses goes when room is needed, the oldest first, and by
-`dsec image gc`. An import that ends well leaves nothing here.
+`dsec cache gc`. An import that ends well leaves nothing here.
 """
 
 import fcntl

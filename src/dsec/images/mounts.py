@@ -3,23 +3,29 @@
 A mount is held by whoever asked for it, by a name of his, until he releases it. Mounts outlive the process: at `open` those
 below STATE/mnt are taken over. What nobody holds stays mounted for a while, as the next sandbox is likely to want it, and is
 unmounted when too many such or too old. A running sandbox does not need the mount it was started from: its root has its own.
+
+The data of a layer that came from a store may be served by the pager (dsec.images.ondemand), for as long as it is mounted.
 """
 
 import asyncio
+import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from dsec.images.making import DATA, META
 from dsec.images.names import NameStore
+from dsec.images.ondemand import OnDemand
+from dsec.images.remote import Remote
 from dsec.images.settings import ImagesSettings
 from dsec.images.store import LayerStore
+from dsec.images.turns import Turns
 from dsec.images.volumes import Volumes
 from dsec.kernel.erofs import cached_bytes
 from dsec.kernel.errors import KernelError
 from dsec.kernel.mounts import mount_erofs, umount
-from dsec.model.errors import ImageUnavailable, InvalidArgument, NotFound
+from dsec.model.errors import DSecError, ImageUnavailable, InvalidArgument, NotFound
 from dsec.model.layers import Composition, LayerKind
 from dsec.model.plan import Mount
 from dsec.model.spec import MountSpec
@@ -28,6 +34,7 @@ from dsec.ports.clock import Clock
 
 __all__ = ["NodeImages", "mounted_below"]
 
+_log = logging.getLogger("dsec.images")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -56,6 +63,8 @@ class NodeImages:
         *,
         volumes: Volumes | None = None,
         config: ImagesSettings | None = None,
+        remote: Remote | None = None,
+        on_demand: OnDemand | None = None,
     ) -> None:
         self._folder = state.resolve() / "mnt"
         self._layers = layers
@@ -67,9 +76,13 @@ class NodeImages:
         self._holders: dict[str, set[str]] = {}
         self._held: dict[str, set[str]] = {}
         self._idle: dict[str, float] = {}
-        self._lock = asyncio.Lock()
+        self._remote = remote
+        self._on_demand = on_demand
+        self._turns = Turns()
+        self._unserved: set[str] = set()
+        self.on_lost: Callable[[str, str], None] = _nobody
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Takes over what is mounted from before, and removes what a killed import left. Raises ImageUnavailable when the state directory's path cannot be used."""
         if "," in str(self._folder):
             raise ImageUnavailable(f"layers cannot be mounted below {self._folder}: mount options end at a comma")
@@ -84,13 +97,49 @@ class NodeImages:
             except (NotFound, InvalidArgument, ImageUnavailable):
                 self._unmount(place)
                 continue
-            self._mounts[digest] = self._mount_of(digest, place)
+            self._mounts[digest] = self._mount_of(digest, place, self._layers.directory(digest) / DATA)
             self._idle[digest] = self._clock.monotonic()
+        if self._on_demand is not None:
+            await self._find_served(self._on_demand)
 
-    def close(self) -> None:
+    async def _find_served(self, on_demand: OnDemand) -> None:
+        """Of what is mounted, finds what the pager still serves. What it does not has been read without it: nobody may trust it."""
+        served = {digest for digest in self._mounts if on_demand.is_served(digest)}
+        if not served:
+            return
+        alive = set(await on_demand.serving()) if await on_demand.process.running() else set()
+        on_demand.took_over(served & alive)
+        self._abandon(served - alive)
+
+    def _abandon(self, digests: Iterable[str]) -> None:
+        """Unmounts layers that lost their pager; sandboxes that hold them are told of, and those of before are not adopted."""
+        for digest in digests:
+            _log.error("layer %s is no longer served by a pager: what read it meanwhile may have read zeros", digest)
+            self._unserved.add(digest)
+            self._idle.pop(digest, None)
+            mount = self._mounts.pop(digest, None)
+            if mount is not None:
+                self._unmount(Path(mount.source))
+            for holder in tuple(self._holders.get(digest, ())):
+                self.on_lost(holder, f"layer {digest} could not be read: its pager ended")
+
+    async def close(self) -> None:
         """Unmounts what nobody holds. Mounts of sandboxes that live on stay, for the next process to take over."""
         for digest in list(self._idle):
-            self._drop(digest)
+            await self._drop(digest)
+
+    def lacks(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of `names` that are not on this node, if a store is configured in which they could be found."""
+        if self._remote is None or not self._remote.configured:
+            return ()
+        return tuple(name for name in dict.fromkeys(names) if not self._names.has(name))
+
+    async def bring(self, names: Sequence[str]) -> None:
+        """Finds `names` in the configured stores. Raises NotFound, ImageUnavailable, PermissionDenied (no valid signature)."""
+        if self._remote is None:
+            return
+        for name in names:
+            await self._remote.find(name)
 
     def compose(self, base: str, workspace: str | None, toolkits: Sequence[str]) -> Composition:
         """Layers by name or digest, lowest first. Raises NotFound, Conflict (another kind), ImageUnavailable."""
@@ -108,11 +157,36 @@ class NodeImages:
         """The composition's layers, mounted and held for `holder`. Raises ImageUnavailable; then nothing more is held."""
         before = set(self._held.get(holder, ()))
         try:
+            await self._warm(composition.layers)
             return [await self._hold(digest, holder) for digest in composition.layers]
         except BaseException:
             for digest in self._held.get(holder, set()) - before:
                 self._let_go(digest, holder)
             raise
+
+    async def _warm(self, digests: Sequence[str]) -> None:
+        """Mounts all that are not mounted at once, so that their stores are waited for together."""
+        wanted = [digest for digest in digests if digest not in self._mounts]
+        if len(wanted) < 2:
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for digest in wanted:
+                    group.create_task(self._mounted(digest))
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from several
+
+    async def adopt(self, composition: Composition, specs: Sequence[MountSpec], holder: str) -> list[Mount]:
+        """As `mounts`, for a sandbox that lives and reads these layers. Raises ImageUnavailable too where it may have read what is wrong."""
+        read = set(composition.layers)
+        for name in (spec.data for spec in specs if spec.data is not None):
+            try:
+                read.add(self._names.record(name).digest)
+            except NotFound:
+                continue  # its name is gone, or stands for another layer by now
+        if lost := read & self._unserved:
+            raise ImageUnavailable(f"layer {min(lost)} was not served by a pager for a while")
+        return await self.mounts(composition, holder)
 
     async def extra(self, specs: Sequence[MountSpec], holder: str) -> list[Mount]:
         """Volumes and data layers at their targets, held for `holder`. Raises NotFound, Conflict, InvalidArgument."""
@@ -137,7 +211,7 @@ class NodeImages:
         """Lets go of all that `holder` holds; any number of times."""
         for digest in tuple(self._held.get(holder, ())):
             self._let_go(digest, holder)
-        self._evict()
+        await self._evict()
 
     def list(self) -> list[ImageView]:
         """All names with their layers."""
@@ -154,6 +228,21 @@ class NodeImages:
         """Digests of layers that somebody holds."""
         return frozenset(digest for digest, holders in self._holders.items() if holders)
 
+    async def read_errors(self, digests: Sequence[str]) -> int:
+        """Reads of these layers that failed for want of their store, since they were mounted."""
+        return 0 if self._on_demand is None else await self._on_demand.errors(digests)
+
+    async def look(self) -> None:
+        """Looks after what is loaded on demand, now and then: that the pager lives, and what it counts."""
+        on_demand = self._on_demand
+        if on_demand is None or not on_demand.attached:
+            return
+        if not await on_demand.process.running():
+            lost = on_demand.lose()
+            self._abandon(lost)
+            return
+        await on_demand.read_stats()
+
     def bytes_read(self, digest: str) -> int | None:
         """How much of the layer's data has been read from disk and is in memory now: its pages in the page cache.
 
@@ -165,10 +254,7 @@ class NodeImages:
             return None
 
     async def _hold(self, digest: str, holder: str) -> Mount:
-        mount = self._mounts.get(digest)
-        if mount is None:
-            async with self._lock:
-                mount = self._mounts.get(digest) or await self._mounted(digest)
+        mount = self._mounts.get(digest) or await self._mounted(digest)
         self._idle.pop(digest, None)
         self._holders.setdefault(digest, set()).add(holder)
         self._held.setdefault(holder, set()).add(digest)
@@ -176,7 +262,16 @@ class NodeImages:
 
     async def _mounted(self, digest: str) -> Mount:
         """Mounts a layer, which is idle then. A caller that is cancelled goes when it is mounted, so that no mount is nobody's."""
-        making = asyncio.get_running_loop().run_in_executor(None, self._mount, digest)
+        async with self._turns.of(digest):
+            if digest in self._mounts:
+                return self._mounts[digest]
+            if self._on_demand is None:
+                return await self._make(digest, self._layers.directory(digest) / DATA)
+            async with self._on_demand.opened(digest) as data:
+                return await self._make(digest, data)
+
+    async def _make(self, digest: str, data: Path) -> Mount:
+        making = asyncio.get_running_loop().run_in_executor(None, self._mount, digest, data)
         try:
             await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -186,6 +281,7 @@ class NodeImages:
             if making.done() and making.exception() is None:
                 self._mounts[digest] = making.result()
                 self._idle[digest] = self._clock.monotonic()
+                self._unserved.discard(digest)
         return self._mounts[digest]
 
     def _let_go(self, digest: str, holder: str) -> None:
@@ -201,18 +297,27 @@ class NodeImages:
                 del self._holders[digest]
                 self._idle[digest] = self._clock.monotonic()
 
-    def _evict(self) -> None:
+    async def _evict(self) -> None:
         """Unmounts the longest idle beyond the bound, and those idle for too long. `_idle` is in the order of time."""
         oldest = self._clock.monotonic() - self._config.idle_seconds
         while self._idle:
             digest, since = next(iter(self._idle.items()))
             if len(self._idle) <= self._config.idle_mounts and since > oldest:
                 return
-            self._drop(digest)
+            await self._drop(digest)
 
-    def _drop(self, digest: str) -> None:
-        del self._idle[digest]
-        self._unmount(Path(self._mounts.pop(digest).source))
+    async def _drop(self, digest: str) -> None:
+        """Unmounts an idle layer; done where somebody holds it meanwhile."""
+        async with self._turns.of(digest):
+            if self._idle.pop(digest, None) is None:
+                return
+            self._unmount(Path(self._mounts.pop(digest).source))
+            if self._on_demand is None:
+                return
+            try:
+                await self._on_demand.close(digest)
+            except DSecError as error:
+                _log.warning("layer %s stays with the pager: %s", digest, error)
 
     def _unmount(self, place: Path) -> None:
         try:
@@ -223,12 +328,13 @@ class NodeImages:
         except (KernelError, OSError) as error:
             raise ImageUnavailable(f"{place} cannot be unmounted: {error}") from error
 
-    def _mount(self, digest: str) -> Mount:
+    def _mount(self, digest: str, data: Path) -> Mount:
         manifest = self._layers.manifest(digest)
-        source, place = self._layers.directory(digest), self._folder / digest.removeprefix("sha256:")
-        for name, blob in ((META, manifest.meta), (DATA, manifest.data)):
+        meta = self._layers.directory(digest) / META
+        place = self._folder / digest.removeprefix("sha256:")
+        for name, path, blob in ((META, meta, manifest.meta), (DATA, data, manifest.data)):
             try:
-                size = (source / name).stat().st_size
+                size = path.stat().st_size
             except OSError as error:
                 raise ImageUnavailable(f"layer {digest}: {name}: {error.strerror}") from error
             if size != blob.size:
@@ -236,11 +342,15 @@ class NodeImages:
         try:
             place.mkdir(mode=0o755, exist_ok=True)
             if not os.path.ismount(place):
-                mount_erofs(str((source / META).resolve()), str((source / DATA).resolve()), str(place))
+                mount_erofs(str(meta.resolve()), str(data.resolve()), str(place))
         except (KernelError, OSError) as error:
             raise ImageUnavailable(f"layer {digest} cannot be mounted: {error}") from error
-        return self._mount_of(digest, place)
+        return self._mount_of(digest, place, data)
 
-    def _mount_of(self, digest: str, place: Path) -> Mount:
-        source = self._layers.directory(digest)
-        return Mount(kind="layer", source=str(place), digest=digest, images=(str(source / META), str(source / DATA)))
+    def _mount_of(self, digest: str, place: Path, data: Path) -> Mount:
+        meta = self._layers.directory(digest) / META
+        return Mount(kind="layer", source=str(place), digest=digest, images=(str(meta), str(data)))
+
+
+def _nobody(holder: str, why: str) -> None:
+    return None

@@ -62,6 +62,14 @@ class NameStore:
             return NameRecord(name=name, digest=name)
         return self._read(name)
 
+    def has(self, name: str) -> bool:
+        """Whether `name` stands for something here. Raises InvalidArgument for what can be no name."""
+        try:
+            self.record(name)
+        except NotFound:
+            return False
+        return True
+
     def _read(self, name: str) -> NameRecord:
         path = self._path(name)
         try:
@@ -111,7 +119,7 @@ class NameStore:
         self.set(msgspec.structs.replace(self.record(name), name=check_name(new)))
 
     def remove(self, name: str) -> None:
-        """Forgets a name; the layer stays until `dsec image gc`, and running sandboxes are not touched. Raises NotFound."""
+        """Forgets a name; the layer stays until `dsec cache gc`, and running sandboxes are not touched. Raises NotFound."""
         try:
             self._path(check_name(name)).unlink()
         except FileNotFoundError:

@@ -69,7 +69,7 @@ class Stores:
         if named in self._listed:
             return self._listed[named]
         for store in self._listed.values():
-            if store.url == named:
+            if store.url.rstrip("/") == named.rstrip("/"):
                 return store
         if not scheme_of(named):
             known = ", ".join(self._listed) or "none"

@@ -2,14 +2,14 @@
 
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 __all__ = [
     "ChunkRange", "Ladder", "LayerCache", "LayerReads", "LoadMode", "LoadPath", "Mechanism", "Origin", "Profile", "Way",
 ]  # fmt: skip
 
 ChunkRange = tuple[int, int]
-"""First chunk, and how many."""
+"""First chunk, and the one after the last."""
 
 
 class LoadMode(StrEnum):
@@ -59,36 +59,43 @@ class Ladder(Struct, frozen=True, kw_only=True):
 
 
 class Origin(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`origin.json` beside a layer that came from a store: the store's URL, how the layer is loaded, the name that it was asked
-    by, and whether a person pulled it (such a layer stays when its chunks are evicted)."""
+    """`origin.json` beside a layer that came from a store: the store's URL, how the layer is loaded, and whether a person pulled it (such a
+    layer stays when its chunks are evicted)."""
 
     store: str
     load: LoadMode
-    name: str = ""
     pulled: bool = False
 
 
-class LayerReads(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was read of one layer since its pager attached it. Bytes: of the whole data, here now, fetched from the store (as stored
-    there), written to disk. `waits`: readers' waits and their microseconds; `hits`: asked of the pager though present; `errors`:
-    reads that failed; `refetched`: chunks that came wrong first. `source`: where the bytes come from."""
+class LayerReads(Struct, frozen=True, kw_only=True):
+    """What was read of one layer since its pager attached it. `size` (as `bytes` in JSON): of the whole data, of which `bytes_present` are
+    here; `bytes_fetched` from the store, as stored there; `bytes_filled` written to disk, in `chunks_filled` chunks. `events`: reads
+    that the pager was asked about; `hits`: those that found all there; `fetches`: requests to the store; `waits` of readers, and their
+    microseconds; `errors`: reads that failed; `store_errors`: requests that did; `wrong_bytes`: chunks that were not as they are to
+    be, and `refetched`; `bytes_evicted`. `source`: the store's URL; `mechanism`: how reads are caught."""
 
-    layer: str
-    size: int
+    size: int = field(name="bytes")
+    layer: str = ""
+    whole: bool = False
+    mechanism: str = ""
+    source: str = ""
     chunks: int = 0
     present: int = 0
     bytes_present: int = 0
     bytes_fetched: int = 0
     bytes_filled: int = 0
+    chunks_filled: int = 0
+    bytes_evicted: int = 0
     events: int = 0
-    fetches: int = 0
     hits: int = 0
+    fetches: int = 0
     waits: int = 0
     wait_us_total: int = 0
     wait_us_max: int = 0
     errors: int = 0
+    store_errors: int = 0
+    wrong_bytes: int = 0
     refetched: int = 0
-    source: str = ""
 
     @property
     def share(self) -> float:
@@ -96,7 +103,7 @@ class LayerReads(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return 1.0 if self.size == 0 else min(1.0, self.bytes_present / self.size)
 
 
-class LayerCache(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LayerCache(Struct, frozen=True, kw_only=True):
     """One layer as the cache sees it. `bytes_here`: on disk, all its files; `data_here`: of these the chunks, which can be evicted where
     `evictable` (they are in a store). `used`: Unix seconds of its last use. `live`: a sandbox has it. `pulled`: a person asked for
     it, so that it is not forgotten as a whole."""

@@ -58,7 +58,8 @@ class ExecResult(Struct, frozen=True, kw_only=True):
 
     stdout and stderr hold at most the output limit: its first half and its last half, `truncated` says that the middle
     is missing, and the totals count all bytes written. `duration` in seconds. `limit`: the limit reached, if one was
-    (bytes for memory, output and disk; a count for pids; seconds for timeout).
+    (bytes for memory, output and disk; a count for pids; seconds for timeout). `infra`: it failed, and meanwhile the platform could not
+    read some of the image for it: mask it, do not score it.
     """
 
     outcome: Outcome
@@ -73,6 +74,7 @@ class ExecResult(Struct, frozen=True, kw_only=True):
     limit: float | None = None
     request_id: str = ""
     process_id: str = ""
+    infra: bool = False
 
     @property
     def text(self) -> str:

@@ -9,7 +9,8 @@ from dsec.model.stores import scheme_of
 __all__ = ["Place", "choose_path", "grown", "sum_reads"]
 
 _COUNTERS = (
-    "bytes_fetched", "bytes_filled", "events", "fetches", "hits", "waits", "wait_us_total", "errors", "refetched",
+    "bytes_fetched", "bytes_filled", "chunks_filled", "bytes_evicted", "events", "hits", "fetches", "waits", "wait_us_total", "errors",
+    "store_errors", "wrong_bytes", "refetched",
 )  # fmt: skip
 
 

@@ -76,8 +76,8 @@ def ranges_of(order: Iterable[int], gap: int = 0) -> list[ChunkRange]:
     the range longer. No chunk outside of `order` is named unless it lies in such a gap."""
     found: list[list[int]] = []
     for chunk in order:
-        if found and 0 <= chunk - sum(found[-1]) <= gap:
-            found[-1][1] = chunk - found[-1][0] + 1
+        if found and 0 <= chunk - found[-1][1] <= gap:
+            found[-1][1] = chunk + 1
         else:
-            found.append([chunk, 1])
-    return [(first, count) for first, count in found]
+            found.append([chunk, chunk + 1])
+    return [(first, end) for first, end in found]

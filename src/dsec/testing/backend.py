@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
 
@@ -201,7 +201,7 @@ class FakeBackend:
 
 
 class FakeImages:
-    """Implements ports.images.Images over names. `holders` are those that hold mounts now; `broken` names images that cannot
+    """Implements ports.images.Images over names. `elsewhere`: what a store would give. `holders` hold mounts now; `broken` names images that cannot
     be read."""
 
     def __init__(self, clock: Clock) -> None:
@@ -211,6 +211,26 @@ class FakeImages:
         self.broken: set[str] = set()
         self.owners: dict[str, str] = {}
         self.release_failures = 0
+        self.elsewhere: dict[str, ImageConfig] = {}
+        self.failed_reads = 0
+        self.on_lost: Callable[[str, str], None] = lambda holder, why: None
+
+    def lacks(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those that are in `elsewhere` alone."""
+        return tuple(name for name in names if name in self.elsewhere and name not in self.configs)
+
+    async def bring(self, names: Sequence[str]) -> None:
+        """Moves names from `elsewhere` here."""
+        for name in names:
+            self.configs[name] = self.elsewhere[name]
+
+    async def adopt(self, composition: Composition, specs: Sequence[MountSpec], holder: str) -> list[Mount]:
+        """As `mounts`."""
+        return await self.mounts(composition, holder)
+
+    async def read_errors(self, digests: Sequence[str]) -> int:
+        """`failed_reads`."""
+        return self.failed_reads
 
     def compose(self, base: str, workspace: str | None, toolkits: Sequence[str]) -> Composition:
         """Raises NotFound for a name that is not in `configs`."""

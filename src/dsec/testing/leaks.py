@@ -191,7 +191,7 @@ class Census:
 
     def _is_ours(self, group: str) -> bool:
         """Whether a node's group carries the hash of a state directory that lies below the root, now or once."""
-        group = group.removesuffix("-agents")
+        group = group.removesuffix("-agents").removesuffix("-pager")
         if self._whole_host or group in self._groups:
             return True
         if group not in self._foreign:

@@ -45,6 +45,11 @@ class Node:
         return self._process.pid
 
     @property
+    def lives(self) -> bool:
+        """Whether the server's process has been started and not been ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log(self) -> str:
         """The end of what the server printed."""
         try:

@@ -47,10 +47,10 @@ def test_import_list_inspect_tag_remove_gc(run: Any, source: Path) -> None:
     shown = json.loads(run("image", "inspect", "third").stdout)
     assert shown["manifest"]["kind"] == "base" and shown["record"]["digest"] == record["digest"]
     run("image", "remove", "base:1", "other@2")
-    assert json.loads(run("image", "gc", "--json").stdout)["removed"] == []
+    assert json.loads(run("cache", "gc", "--json").stdout)["removed"] == []
     run("image", "remove", "third")
-    assert json.loads(run("image", "gc", "--json", "--dry-run").stdout)["removed"] == [record["digest"]]
-    assert json.loads(run("image", "gc", "--json").stdout)["removed"] == [record["digest"]]
+    assert json.loads(run("cache", "gc", "--json", "--dry-run").stdout)["removed"] == [record["digest"]]
+    assert json.loads(run("cache", "gc", "--json").stdout)["removed"] == [record["digest"]]
     assert json.loads(run("image", "list", "--json").stdout) == []
 
 

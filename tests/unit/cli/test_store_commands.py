@@ -39,7 +39,7 @@ def test_images_in_shared_stores(run: Any, tmp_path: Path, monkeypatch: pytest.M
     listed.write_text(f'[second]\nurl = "{second}"\nkeys = ["{public}"]\n')
     listed.chmod(0o600)
     run("image", "remove", "base:1")
-    run("image", "gc")
+    run("cache", "gc")
     monkeypatch.setenv("DSEC_IMAGES_STORES", str(listed))
     assert "PermissionDenied" in run("image", "pull", "base:1", code=1).stderr
     run("image", "sign", "--key", str(tmp_path / "key"), "--store", "second", "base:1")

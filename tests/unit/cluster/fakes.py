@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -182,6 +182,21 @@ class FakeEdge:
 
 
 class FakeImages:
+    def __init__(self) -> None:
+        self.on_lost: Callable[[str, str], None] = lambda holder, why: None
+
+    def lacks(self, names: Sequence[str]) -> tuple[str, ...]:
+        return ()
+
+    async def bring(self, names: Sequence[str]) -> None:
+        raise NotImplementedError
+
+    async def adopt(self, composition: Composition, specs: Sequence[MountSpec], holder: str) -> list[Mount]:
+        raise NotImplementedError
+
+    async def read_errors(self, digests: Sequence[str]) -> int:
+        return 0
+
     def list(self) -> list[ImageView]:
         layer = LayerView(digest="sha256:0", kind="base", entries=1, content_bytes=2, stored_bytes=3, origin="test")
         return [ImageView(name="python-3.11", layer=layer), ImageView(name="team/x@1", layer=layer)]

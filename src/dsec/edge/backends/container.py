@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 from errno import EBUSY, ENODEV, ESRCH
-from hashlib import sha256
 from threading import Lock
 from typing import TypeVar
 
@@ -23,6 +22,7 @@ from dsec.kernel.errors import KernelError, kernel_op
 from dsec.kernel.launch import Launched, Launcher
 from dsec.kernel.namespaces import NamespacePool
 from dsec.kernel.pool import Pool
+from dsec.kernel.services import node_name
 from dsec.kernel.sights import Sights
 from dsec.kernel.uids import Slots, agent_id, slot_of_agent
 from dsec.model.aether import VERSION, HelloReply, HelloRequest
@@ -67,8 +67,7 @@ class Container:
         self._connect = connect
         self._fabric = fabric
         self._run = settings.state / "run"
-        node = "dsec-" + sha256(str(settings.state).encode()).hexdigest()[:8]
-        self._groups: Cgroups = choose_cgroups(node)
+        self._groups: Cgroups = choose_cgroups(node_name(settings.state))
         self._kills = Kills(self._groups, clock)
         self._pool = Pool(
             settings.state, device=settings.pool_device, size=settings.pool_bytes, reserve=settings.pool_reserve
