@@ -8,6 +8,8 @@ from pathlib import Path
 import uvloop
 
 from bench import (
+    burst,
+    cold,
     commit,
     create,
     density,
@@ -20,6 +22,7 @@ from bench import (
     neighbours,
     net,
     net_density,
+    stacks,
     warm_read,
 )
 from bench.figures import OUT
@@ -30,7 +33,9 @@ BENCHMARKS = {
     "commit": commit.run, "create": create.run, "exec": exec.run, "density": density.run, "files": files.run, "import": importing.run, "layers": layers.run, "mirror": mirror.run,
     "neighbours": neighbours.run, "net": net.run, "net-density": net_density.run,
 }  # fmt: skip
-WITH_IMAGES = {"images": images.run, "warm-read": warm_read.run}
+WITH_IMAGES = {
+    "burst": burst.run, "cold": cold.run, "images": images.run, "stacks": stacks.run, "warm-read": warm_read.run,
+}  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
