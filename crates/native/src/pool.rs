@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use crate::error::raised;
 
 #[pyfunction]
-fn loop_attach(py: Python<'_>, path: &str) -> PyResult<(String, i32)> {
-    let (name, fd) = py.detach(|| dsec_sys::loop_attach(path)).map_err(raised)?;
+fn loop_attach(py: Python<'_>, path: &str, fresh: bool) -> PyResult<(String, i32)> {
+    let (name, fd) = py.detach(|| dsec_sys::loop_attach(path, fresh)).map_err(raised)?;
     Ok((name, fd.into_raw_fd()))
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::ptr;
 
@@ -9,6 +10,7 @@ use crate::error::{check, Error, Result};
 
 const LOOP_CTL_GET_FREE: u64 = 0x4C82;
 const LOOP_CONFIGURE: u64 = 0x4C0A;
+const LOOP_GET_STATUS64: u64 = 0x4C05;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 const ATTEMPTS: u32 = 64;
@@ -61,14 +63,50 @@ fn configure(device: &File, backing: &File, flags: u32) -> std::result::Result<(
     Ok(())
 }
 
+/// The loop device that lies over `backing` already. While it is open here it does not let go of itself.
+fn attached(backing: &File) -> Result<Option<(String, File)>> {
+    let told = |path: &Path, error: &std::io::Error| Error::from_io("loop status", path, error);
+    let metadata = backing
+        .metadata()
+        .map_err(|error| told(Path::new("/proc/self/fd"), &error))?;
+    let folder = Path::new("/sys/block");
+    for entry in folder.read_dir().map_err(|error| told(folder, &error))? {
+        let entry = entry.map_err(|error| told(folder, &error))?;
+        if !entry.path().join("loop/backing_file").exists() {
+            continue;
+        }
+        let name = format!("/dev/{}", entry.file_name().to_string_lossy());
+        // One that lets go just now cannot be opened, or has no status: its file system has ended.
+        let Ok(device) = open(&name, libc::O_CLOEXEC) else {
+            continue;
+        };
+        // SAFETY: LoopInfo is plain numbers.
+        let mut info: LoopInfo = unsafe { std::mem::zeroed() };
+        // SAFETY: the struct is the one that LOOP_GET_STATUS64 fills, and lives past the call.
+        let r = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64 as _, ptr::from_mut(&mut info)) };
+        if r == 0 && info.device == metadata.dev() && info.inode == metadata.ino() {
+            return Ok(Some((name, device)));
+        }
+    }
+    Ok(None)
+}
+
 /// A loop device over the file at `path`: its name, and a descriptor to keep until it is mounted.
 ///
 /// The device lets go of itself with its last user. Direct I/O where the file's file system can, to cache once, not twice.
+/// A device that is there already is given again, for btrfs takes two devices over one file for two file systems, which
+/// would overwrite each other (temporary fsid, since Linux 6.7). `fresh`: refused instead.
 ///
 /// # Errors
-/// ENOSPC where every free device was taken by others meanwhile.
-pub fn loop_attach(path: &str) -> Result<(String, OwnedFd)> {
+/// ENOSPC where every free device was taken by others meanwhile; EBUSY where one is there and `fresh` is asked for.
+pub fn loop_attach(path: &str, fresh: bool) -> Result<(String, OwnedFd)> {
     let backing = open(path, libc::O_CLOEXEC)?;
+    if let Some((name, device)) = attached(&backing)? {
+        if fresh {
+            return Err(Error::new("loop attach", path, libc::EBUSY));
+        }
+        return Ok((name, device.into()));
+    }
     let control = open("/dev/loop-control", libc::O_CLOEXEC)?;
     for _ in 0..ATTEMPTS {
         // SAFETY: a request without an argument.

@@ -84,11 +84,11 @@ class Pool:
             self._rescue.unlink(missing_ok=True)
             for left in reversed(range(_RELEASE_TRIES)):
                 try:
-                    self._mount()
+                    self._mount(fresh=True)
                     break
                 except KernelError as error:
                     # The last mounts of what has ended hold the old file system a moment longer, and nothing tells of its end.
-                    if error.errno not in (EBUSY, EEXIST) or not left:
+                    if error.errno != EBUSY or not left:
                         raise
                     time.sleep(_RELEASE_PAUSE)
         self.open()
@@ -208,11 +208,12 @@ class Pool:
                 return None
             raise
 
-    def _mount(self) -> None:
+    def _mount(self, *, fresh: bool = False) -> None:
+        """`fresh`: raises EBUSY while mounts of what has ended keep the file system before alive; else it is mounted again."""
         source, loop = self._device, -1
         if source is None:
             self._make_image()
-            source, loop = from_kernel(_native.loop_attach)(str(self._image))
+            source, loop = from_kernel(_native.loop_attach)(str(self._image), fresh)
         try:
             # What a discard gives back is no longer reserved.
             options = f"{_OPTIONS},{'nodiscard' if self._reserve else 'discard=async'}"

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dsec.kernel.errors import KernelError
+from dsec import _native
+from dsec.kernel.errors import KernelError, from_kernel
+from dsec.kernel.mounts import mount, umount
 from dsec.kernel.pool import Pool
 
 pytestmark = pytest.mark.root
@@ -70,3 +72,29 @@ def test_the_pool_is_found_again_and_kept_while_it_is_used(pool: Pool, tmp_path:
     again.open()
     assert (again.volumes / "v/x").read_text() == "kept"
     again.delete_volume("v")
+
+
+def _loops(image: Path) -> list[str]:
+    found = []
+    for device in Path("/sys/block").glob("loop*/loop/backing_file"):
+        if device.read_text().strip() == str(image):
+            found.append(device.parents[1].name)
+    return found
+
+
+def test_a_file_system_that_lives_on_is_mounted_again_and_not_a_second_time(pool: Pool, tmp_path: Path) -> None:
+    """A mount in a namespace that is about to end keeps it alive; two devices over one file would overwrite each other."""
+    pool.create("one", 4 << 20)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    mount(str(pool.root), str(kept), "", 0x1000, "")
+    try:
+        assert pool.close()
+        (kept / "cells/one/upper/x").write_text("written meanwhile")
+        pool.open()
+        assert (pool.cells / "one/upper/x").read_text() == "written meanwhile"
+        assert len(_loops(tmp_path / "pool.img")) == 1
+        with pytest.raises(KernelError, match="busy"):
+            from_kernel(_native.loop_attach)(str(tmp_path / "pool.img"), True)
+    finally:
+        umount(str(kept))
