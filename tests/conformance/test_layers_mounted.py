@@ -397,7 +397,7 @@ async def test_an_image_of_several_layers_shows_what_one_layer_shows(shelf: Shel
     whole = shelf.import_image("whole", tmp_path / "layout").digest
     parts = shelf.import_image("parts", tmp_path / "layout", config=ImportConfig(merge_bytes=0)).digest
     node = NodeImages(shelf.state, shelf.layers, shelf.names, CLOCK)
-    node.open()
+    await node.open()
     try:
         composition = node.compose("parts", None, [])
         assert composition.layers == (*shelf.layers.manifest(parts).below, parts) and len(composition.layers) > 2
@@ -412,6 +412,6 @@ async def test_an_image_of_several_layers_shows_what_one_layer_shows(shelf: Shel
             umount(str(over))
         await node.release("me")
     finally:
-        node.close()
+        await node.close()
     for digest in composition.layers:
         checked(shelf, digest)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -46,17 +46,22 @@ APPLETS = (
 )
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+@contextmanager
+def _made(folder: Path) -> Iterator[Node]:
     if shutil.which("busybox") is None:
         pytest.skip("busybox-static is not installed")
-    folder = tmp_path_factory.mktemp("n")
     root = make_rootfs(folder / "rootfs")
     for applet in APPLETS:
         (root / "bin" / applet).symlink_to("busybox")
     with Node(folder / "s", DSEC_CONTAINER_POOL_BYTES=str(1 << 30)) as made:
         made.dsec("image", "import", IMAGE, str(root))
         made.dsec("image", "tag", IMAGE, "python-3.11")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with _made(tmp_path_factory.mktemp("n")) as made:
         with dsec.sync.DSecClient(made.url, made.api_key) as client:
             # the image is mounted once a node: before the first test, which would be told that it left a mount
             client.run_container(dsec.DSecContainerRunArgs(container_image=IMAGE, memory_limit_mb=64)).stop()
@@ -95,7 +100,13 @@ async def test_the_published_listing(node: Node, monkeypatch: pytest.MonkeyPatch
     await client.close()
 
 
-def test_the_guides_examples_run(node: Node) -> None:
+def test_the_guides_examples_run(tmp_path: Path) -> None:
+    """On a node of their own: the images that they make stay mounted for a while."""
+    with _made(tmp_path) as node:
+        _run_examples(node)
+
+
+def _run_examples(node: Node) -> None:
     found = re.findall(r"```python\n(.*?)```", (ROOT / "docs/sdk.md").read_text(), re.DOTALL)
     # This node has no network; tests/network runs what needs one, on a fake internet.
     examples = [code for code in found if "network_" not in code]

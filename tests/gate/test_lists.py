@@ -145,7 +145,7 @@ def test_whatever_a_sandbox_sends_gets_a_small_answer_or_none(data: bytes) -> No
         chosen = GateSettings(nameservers=("192.0.2.1",))
         tenant = Tenant(
             Address(slot=1, v4="100.96.0.2", v6="fd96::2"),
-            Policy(names=(NameRule(pattern="b.test", ports=((80, 80),)),)),
+            Policy(names=(NameRule(pattern="far.from.any.test", ports=((80, 80),)),)),
             flow,
         )
         async with asyncio.TaskGroup() as group:

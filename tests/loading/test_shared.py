@@ -29,11 +29,14 @@ def mounted(library: Library, tmp_path: Path) -> Iterator[Path]:
             process.poll()
             assert process.returncode is None, "bindfs ended"
             subprocess.run(["sleep", "0.02"], check=True)
-        yield place
-        subprocess.run(["umount", str(place)], check=True)
+        try:
+            yield place
+        finally:
+            subprocess.run(["umount", "-l", str(place)], check=True)
+            process.terminate()
 
 
-def test_data_is_read_where_it_is(start: Callable[..., Node], library: Library, mounted: Path) -> None:
+def test_data_is_read_where_it_is(mounted: Path, start: Callable[..., Node], library: Library) -> None:
     node = start(load="shared", store=f"file://{mounted}")
     with sandbox(node) as box:
         assert box.exec(["sha256sum", "/data/big"]).text.split()[0] == library.big
