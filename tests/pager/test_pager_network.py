@@ -41,11 +41,12 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def bucket(made: Made, endpoint: str) -> dict[str, object]:
+def bucket(made: Made, endpoint: str, tmp_path: Path) -> dict[str, object]:
+    prefix = f"some/{tmp_path.name}"  # the server lets nobody without a signature write an object again
     for pack in made.packs():
-        _send(f"{endpoint}/{BUCKET}/some/prefix/v2/packs/{pack.name}", "PUT", pack.read_bytes())
+        _send(f"{endpoint}/{BUCKET}/{prefix}/v2/packs/{pack.name}", "PUT", pack.read_bytes())
     keys = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
-    return {"url": f"s3://{BUCKET}/some/prefix", "endpoint": endpoint, "allow_http": True, **keys}
+    return {"url": f"s3://{BUCKET}/{prefix}", "endpoint": endpoint, "allow_http": True, **keys}
 
 
 @pytest.fixture

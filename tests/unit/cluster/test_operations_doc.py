@@ -26,7 +26,7 @@ async def test_metrics(tmp_path: Path) -> None:
     container = Container(ContainerSettings(state=tmp_path, program=tmp_path, filter=b""), RealClock(), UnixAgent)
     world = Platform(tmp_path, [FakeEdge(1)], ApiServerSettings())
     await world.watcher.refresh()
-    gauges = wiring._gauges(container, Mock()) | wiring._network_gauges(Mock())
+    gauges = wiring._gauges(container, Mock()) | wiring._network_gauges(Mock()) | wiring._loading_gauges(Mock(), Mock())
     readings = {name: (meaning, lambda: 0.0) for name, (meaning, _) in gauges.items()}
     world.app.counts.registry.register(EdgeGauges(Mock(residents={}), readings))
     served = set(re.findall(r"^# TYPE (dsec_\w+) ", world.app.counts.text().decode(), re.MULTILINE))
