@@ -10,7 +10,7 @@ from dsec.model.errors import ImageUnavailable, InvalidArgument, NotFound
 from dsec.model.tree import Content, EntryKind, TreeEntry
 from dsec.rules.compose import shown
 
-__all__ = ["KINDS", "DirectoryInput"]
+__all__ = ["KINDS", "DirectoryInput", "pieces_of"]
 
 _PIECE = 1 << 20
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -19,6 +19,17 @@ KINDS = {
     stat.S_IFREG: EntryKind.FILE, stat.S_IFDIR: EntryKind.DIR, stat.S_IFLNK: EntryKind.SYMLINK,
     stat.S_IFIFO: EntryKind.FIFO, stat.S_IFCHR: EntryKind.CHAR, stat.S_IFBLK: EntryKind.BLOCK,
 }  # fmt: skip
+
+
+def pieces_of(fd: int, content: Content) -> Iterator[bytes]:
+    """As many bytes of an open file as it was listed with. Raises ImageUnavailable where it ends before, OSError."""
+    left = content.size
+    while left:
+        data = os.read(fd, min(left, _PIECE))
+        if not data:
+            raise ImageUnavailable(f"{shown(content.origin)} changed while it was read")
+        left -= len(data)
+        yield data
 
 
 class DirectoryInput:
@@ -82,13 +93,7 @@ class DirectoryInput:
                 found = os.fstat(fd)
                 if not stat.S_ISREG(found.st_mode) or found.st_size != content.size:
                     raise ImageUnavailable(f"{shown(content.origin)} changed while it was read")
-                left = content.size
-                while left:
-                    data = os.read(fd, min(left, _PIECE))
-                    if not data:
-                        raise ImageUnavailable(f"{shown(content.origin)} changed while it was read")
-                    left -= len(data)
-                    yield data
+                yield from pieces_of(fd, content)
             finally:
                 os.close(fd)
         except OSError as error:

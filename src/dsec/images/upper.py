@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from dsec.images.directory import KINDS
+from dsec.images.directory import KINDS, pieces_of
 from dsec.images.inputs import ImportConfig, Notes, kept_xattrs
 from dsec.model.errors import ImageUnavailable, InvalidArgument
 from dsec.model.tree import Content, EntryKind, TreeEntry
@@ -20,7 +20,6 @@ from dsec.rules.scrub import Scrub
 
 __all__ = ["Tally", "UpperInput"]
 
-_PIECE = 1 << 20
 _LONGEST = 4096
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -202,13 +201,7 @@ class UpperInput:
         try:
             fd = os.open(content.origin, _OPEN_FILE, dir_fd=self._root)
             try:
-                left = content.size
-                while left:
-                    data = os.read(fd, min(left, _PIECE))
-                    if not data:
-                        raise ImageUnavailable(f"{shown(content.origin)} changed while it was read")
-                    left -= len(data)
-                    yield data
+                yield from pieces_of(fd, content)
             finally:
                 os.close(fd)
         except OSError as error:
