@@ -301,3 +301,13 @@ def away(store: Path) -> Iterator[None]:
         yield
     finally:
         other.rename(store)
+
+
+def detached(pager: Pager, made: Made) -> bool:
+    """Whether the layer was let go of; False while something has it open."""
+    try:
+        pager.ask("detach", layer=made.hex)
+    except Refused as refused:
+        assert refused.code == "busy"
+        return False
+    return True

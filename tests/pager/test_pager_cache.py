@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pager.place import Made, Pager, Refused, forget_pages, until
+from pager.place import Made, Pager, Refused, detached, forget_pages, until
 
 pytestmark = pytest.mark.root
 
@@ -81,7 +81,7 @@ def test_a_layer_that_was_whole_when_mounted_is_not_taken_from(pager: Pager, mad
     pager.ask("fill", layer=made.hex)
     until(lambda: pager.stats(made)["whole"])
     pager.unmount(target)
-    until(lambda: _let_go(pager, made))
+    until(lambda: detached(pager, made))
     assert pager.attach(made)["whole"]
     target = pager.mount(made)
     everything = [(0, len(made.lengths))]
@@ -96,21 +96,12 @@ def test_a_layer_that_was_whole_when_mounted_is_not_taken_from(pager: Pager, mad
         assert (target / name).read_bytes() == content
 
 
-def _let_go(pager: Pager, made: Made) -> bool:
-    try:
-        pager.ask("detach", layer=made.hex)
-    except Refused as refused:
-        assert refused.code == "busy"
-        return False
-    return True
-
-
 def test_after_a_reboot_what_is_here_is_checked_before_it_is_used(pager: Pager, made: Made, store: Path) -> None:
     target = pager.mount(made)
     assert (target / "large").read_bytes() == made.files["large"]
     assert (target / "odd").read_bytes() == made.files["odd"]
     pager.unmount(target)
-    until(lambda: _let_go(pager, made))
+    until(lambda: detached(pager, made))
     folder = pager.folder(made)
     (folder / "have.boot").write_text("another boot\n")
     lost = made.offsets["large"] + 5 * 32768
@@ -130,7 +121,7 @@ def test_data_that_is_gone_is_not_taken_for_zeros(pager: Pager, made: Made) -> N
     target = pager.mount(made)
     assert (target / "odd").read_bytes() == made.files["odd"]
     pager.unmount(target)
-    until(lambda: _let_go(pager, made))
+    until(lambda: detached(pager, made))
     (pager.folder(made) / "data").unlink()
     target = pager.mount(made)
     assert (target / "odd").read_bytes() == made.files["odd"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pager.place import Made, Pager, Reader, Refused, forget_pages, make_layer, until
+from pager.place import Made, Pager, Reader, Refused, detached, forget_pages, make_layer, until
 
 pytestmark = pytest.mark.root
 
@@ -126,20 +126,11 @@ def test_a_layer_is_let_go_of_only_when_nothing_has_it_mounted(pager: Pager, mad
     with pytest.raises(Refused, match="busy"):
         pager.ask("detach", layer=made.hex)
     pager.unmount(target)
-    until(lambda: _detached(pager, made))
+    until(lambda: detached(pager, made))
     with pytest.raises(Refused, match="unknown_layer"):
         pager.ask("stats", layer=made.hex)
     assert (pager.mount(made) / "small1").read_bytes() == made.files["small1"]
     assert pager.stats(made)["fetches"] == 0
-
-
-def _detached(pager: Pager, made: Made) -> bool:
-    try:
-        pager.ask("detach", layer=made.hex)
-    except Refused as refused:
-        assert refused.code == "busy"
-        return False
-    return True
 
 
 def test_attaching_again_is_the_same(pager: Pager, made: Made, tmp_path: Path) -> None:
